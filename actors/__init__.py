@@ -1,0 +1,1 @@
+"""Floor 1: acting. Engines, environments, rollouts and the trajectories that they produce."""

@@ -1,0 +1,1 @@
+"""What actors produce: frozen records, their Arrow schema and the codec between them."""
