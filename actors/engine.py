@@ -74,7 +74,10 @@ class Engine(Protocol):
         """Start using newer weights while requests are running.
 
         Raises SwapError when the weights could not be loaded or the canary failed: the version
-        has not moved, the engine serves nothing more and must be replaced.
+        has not moved, the engine serves nothing more and must be replaced. Raises SwapRefused
+        when the update was refused before anything was touched (segment superseded or corrupt,
+        another swap running): the engine goes on serving its old version. A version that is not
+        newer is skipped: the report then names the current version and has no phases.
         """
         ...
 

@@ -7,6 +7,7 @@
     ├── TrajectoryError        bytes or a record that are not a valid trajectory group
     ├── EngineError            an engine failed; it must not serve any more
     │   └── SwapError          a weight update failed or was not proven by its canary
+    ├── SwapRefused            a weight update was refused before anything was touched
     ├── EnvironmentFailure     an environment or tool failed for a reason that is not the policy's
     └── RunError               the run cannot go on: exit code 1
 
@@ -54,6 +55,22 @@ class EngineError(LagwiseError, RuntimeError):
 
 class SwapError(EngineError):
     """A weight update failed half-way or its canary did not agree with the learner."""
+
+
+class SwapRefused(LagwiseError, RuntimeError):
+    """A weight update was refused before anything was touched: the engine goes on unharmed.
+
+    `reason` is a short, bounded label fit for a metric: `"busy"`, `"superseded"`, `"corrupt"`,
+    `"missing"`, `"no_room"`.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[SwapRefused], tuple[str, str]]:
+        return type(self), (self.reason, self.detail)
 
 
 class EnvironmentFailure(LagwiseError, RuntimeError):
