@@ -66,4 +66,3 @@ def check_closed(counts: LedgerCounts, unit: str) -> None:
     accounted = counts.trained + sum(counts.dropped.values()) + counts.open
     if accounted != counts.issued:
         raise RunError(f"the ledger does not close in {unit}: issued {counts.issued}, {counts}")
-

@@ -15,84 +15,17 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from actors.admission import LagBudget, capacity, may_lease, trainable
-from actors.trajectory.record import DropReason, TrajectoryGroup
+from actors.admission import capacity, may_lease, trainable
+from actors.task_queue import Grant, PutOutcome
+from actors.trajectory.record import DropReason
 from cluster.events import QueueStats
 from cluster.ledger import Ledger, check_closed
+from cluster.queue_records import GroupSummary, Lease, QueuePolicy
 from correction.errors import RunError
 from correction.versions import PolicyVersion
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePolicy:
-    """Thresholds. max_groups bounds granted and ready groups together; min_survivors is what a
-    group needs to be trained; total_batches limits what is issued (None: endless)."""
-
-    run_id: str
-    budget: LagBudget
-    group_size: int
-    max_groups: int
-    max_bytes: int
-    lease_s: float
-    min_survivors: int = 2
-    total_batches: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Permission to roll out one group: `task_index` is its place in the training sequence."""
-
-    group_id: str
-    task_index: int
-    group_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSummary:
-    """What the queue needs to know of a validated payload."""
-
-    group_id: str
-    expected_size: int
-    survivors: int
-    tokens: int
-    oldest_step: int
-    failures: Mapping[DropReason, int] = field(default_factory=dict)
-    failed_tokens: Mapping[DropReason, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, group: TrajectoryGroup) -> GroupSummary:
-        """Summary of a decoded group."""
-        return cls(
-            group_id=group.group_id,
-            expected_size=group.expected_size,
-            survivors=len(group.trajectories),
-            tokens=group.action_tokens,
-            oldest_step=group.version_span.oldest.step if group.trajectories else 0,
-            failures=group.failures,
-            failed_tokens=group.failed_tokens,
-        )
-
-
-class PutOutcome(StrEnum):
-    """What became of a put. Only FULL asks the producer to try again."""
-
-    ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"
-    DROPPED = "dropped"
-    FULL = "full"
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A batch in the hands of a consumer until acked, nacked or expired."""
-
-    lease_id: int
-    payloads: tuple[bytes, ...]
-    group_ids: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -200,6 +133,21 @@ class QueueState:
         batch, rest = order[:size], order[size:]
         if not may_lease(self.policy.budget, self._version.step, self._outstanding(rest)):
             return None
+        return self._hand_out(batch)
+
+    def take(self, count: int) -> tuple[bytes, ...]:
+        """Up to `count` groups for good, oldest first, counted as trained once; maybe none.
+
+        For consumers that are no paced learner (`get` of Ray's queue surface): each group is in
+        bound now, but how many are taken together is the consumer's own affair.
+        """
+        self._drop_too_old()
+        order = sorted(self._ready.values(), key=lambda r: (r.summary.oldest_step, r.arrived_s))
+        lease = self._hand_out(order[:count])
+        self.ack(lease.lease_id, self._version, passes=1)
+        return lease.payloads
+
+    def _hand_out(self, batch: list[_Ready]) -> Lease:
         for ready in batch:
             del self._ready[ready.summary.group_id]
         self._next_lease += 1
@@ -280,9 +228,7 @@ class QueueState:
         queued, queued_tokens = _sizes(self._ready.values())
         leased, leased_tokens = _sizes(r for lease in self._leases.values() for r in lease.groups)
         in_flight = sum(granted.members for granted in self._in_flight.values())
-        trajectories = self._ledger.trajectories(
-            queued=queued, leased=leased, in_flight=in_flight
-        )
+        trajectories = self._ledger.trajectories(queued=queued, leased=leased, in_flight=in_flight)
         tokens = self._ledger.tokens(queued=queued_tokens, leased=leased_tokens)
         check_closed(trajectories, "trajectories")
         check_closed(tokens, "tokens")
@@ -323,7 +269,9 @@ class QueueState:
                 self.policy.budget, self._next_batch_step(), self._outstanding(), engine_step
             ),
             "count": self.policy.max_groups - open_groups,
-            "bytes": self.policy.max_groups if self._expected_bytes() < self.policy.max_bytes else 0,
+            "bytes": self.policy.max_groups
+            if self._expected_bytes() < self.policy.max_bytes
+            else 0,
         }
         if self.policy.total_batches is not None:
             left = self.policy.total_batches - self._batches_done - len(self._leases)
