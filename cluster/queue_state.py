@@ -60,7 +60,7 @@ class QueueState:
         self._leases: dict[int, _Leased] = {}
         self._next_index = 0
         self._next_lease = 0
-        self._batches_done = 0
+        self._groups_done = 0
         self._version = PolicyVersion(0, 0)
         self._paused: str | None = "start"
         self._refused: Counter[str] = Counter()
@@ -173,7 +173,7 @@ class QueueState:
                 self._ledger.train(survivors, tokens)
             else:
                 self._ledger.drop(DropReason.NON_FINITE, survivors, tokens)
-        self._batches_done += 1
+        self._groups_done += len(leased.groups)
         return True
 
     def nack(self, lease_id: int) -> None:
@@ -238,7 +238,7 @@ class QueueState:
             tokens=tokens,
             ready_groups=len(self._ready),
             in_flight_groups=len(self._in_flight),
-            leased_groups=sum(len(lease.groups) for lease in self._leases.values()),
+            leased_groups=self._leased_groups(),
             queued_bytes=self._ready_bytes(),
             oldest_age_s=self._clock() - oldest,
             capacity_groups=self._room(self._version.step)[0],
@@ -274,10 +274,13 @@ class QueueState:
             else 0,
         }
         if self.policy.total_batches is not None:
-            left = self.policy.total_batches - self._batches_done - len(self._leases)
-            rooms["tail"] = left * self.policy.budget.groups_per_step - open_groups
+            total = self.policy.total_batches * self.policy.budget.groups_per_step
+            rooms["tail"] = total - self._groups_done - self._leased_groups() - open_groups
         rule = min(rooms, key=lambda name: rooms[name])
         return max(0, rooms[rule]), rule
+
+    def _leased_groups(self) -> int:
+        return sum(len(leased.groups) for leased in self._leases.values())
 
     def _ready_bytes(self) -> int:
         return sum(len(ready.payload) for ready in self._ready.values())
