@@ -1,1 +1,1 @@
-"""Floor 0: the mathematics of policy-lag-aware importance correction. Torch and the standard library only."""
+"""Floor 0: the mathematics of policy-lag-aware importance correction. Torch and stdlib only."""

@@ -1,0 +1,143 @@
+"""What a micro-batch did to the policy, as sums that add up over micro-batches and ranks.
+
+Every quantity is summed in the bucket of its policy lag, under `name@lag=BUCKET`; `pooling` adds
+the sums up and makes metrics of them, which are documented there.
+
+Conventions. learner/mu: prox/mu where the recipe recomputes the proximal policy, else theta/mu.
+Tokens lie in the bucket of their own lag, trajectories in that of their oldest token. Raw ratios
+are unbounded except for the clamp of the log at +-20; act on raw figures, bounded ones always
+look healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from correction.bounds import BoundedWeight
+from correction.masks import masked_sum
+from correction.pooling import BUCKET_ENDS_VERSIONS, LAG_BUCKETS, MAX_PREFIX, at_lag
+from correction.ratios import MAX_LOG_RATIO, Level, segment_sizes, to_ratio
+from correction.surrogates import TokenLosses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """What the diagnostics look at; all [B, T], all detached.
+
+    log_ratios: token log theta/prox. to_behaviour: token log learner/mu. weight: what multiplied
+    the surrogate, taken at weight_level. token: where the surrogate clipped. advantages: [B].
+    """
+
+    log_ratios: Tensor
+    to_behaviour: Tensor
+    weight: BoundedWeight
+    weight_level: Level
+    token: TokenLosses
+    advantages: Tensor
+    mask: Tensor
+    lag_versions: Tensor
+    turn_ids: Tensor
+
+
+def additive_sums(view: StepView) -> dict[str, Tensor]:
+    """Sums of one micro-batch: float64 scalars, one for each quantity and bucket of lag."""
+    sums: dict[str, Tensor] = {}
+    token_lag = view.lag_versions[view.mask]
+    _bucketed(sums, _token_quantities(view), token_lag)
+    rows = view.mask.any(dim=-1)
+    oldest = torch.where(view.mask, view.lag_versions, torch.zeros_like(view.lag_versions))
+    _bucketed(sums, _trajectory_quantities(view, rows), oldest.amax(dim=-1)[rows])
+    return sums
+
+
+def _token_quantities(view: StepView) -> dict[str, Tensor]:
+    """Quantities of each action token: [number of action tokens], float64."""
+    mask, weight = view.mask, view.weight
+    update, away = view.log_ratios[mask].double(), view.to_behaviour[mask].double()
+    ratio, bounded = to_ratio(away), weight.weight[mask].double()
+    quantities = {
+        "tokens": torch.ones_like(away),
+        "lag_versions": view.lag_versions[mask].double(),
+        "max_lag_versions": view.lag_versions[mask].double(),
+        "ratio": ratio,
+        "ratio_squared": ratio.square(),
+        "weight": bounded,
+        "weight_squared": bounded.square(),
+        "weight_changed": weight.changed[mask].double(),
+        "weight_rejected": weight.rejected[mask].double(),
+        "log_ratio_squared": away.square(),
+        "max_abs_log_ratio": away.abs(),
+        "max_abs_log_ratio_update": update.abs(),
+    }
+    return quantities | _divergences(away, update) | _clip_quantities(view)
+
+
+def _divergences(away: Tensor, update: Tensor) -> dict[str, Tensor]:
+    """k1 and k3 of two policy pairs; tokens come from mu, so the second pair is approximate."""
+    return {
+        "kl_k1_mu_learner": -away,
+        "kl_k3_mu_learner": _k3(away),
+        "kl_k1_prox_theta": -update,
+        "kl_k3_prox_theta": _k3(update),
+    }
+
+
+def _k3(log_ratios: Tensor) -> Tensor:
+    """r - 1 - log r with r = new/old, of samples of the old policy: estimates KL(old || new)."""
+    clamped = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return torch.expm1(clamped) - clamped
+
+
+def _clip_quantities(view: StepView) -> dict[str, Tensor]:
+    sides = {
+        "low": view.token.clipped_low,
+        "high": view.token.clipped_high,
+        "dual": view.token.clipped_dual,
+    }
+    positive = (view.advantages > 0)[:, None].expand(view.mask.shape)
+    negative = (view.advantages < 0)[:, None].expand(view.mask.shape)
+    signs = {"positive": positive, "negative": negative}
+    return {
+        f"clip_{side}_{sign}": (clipped & chosen)[view.mask].double()
+        for side, clipped in sides.items()
+        for sign, chosen in signs.items()
+    }
+
+
+def _trajectory_quantities(view: StepView, rows: Tensor) -> dict[str, Tensor]:
+    """Quantities of each trajectory with an action token, float64."""
+    ratio = to_ratio(masked_sum(view.to_behaviour.double(), view.mask))[rows]
+    bounded = _trajectory_weight(view)[rows]
+    return {
+        "trajectories": torch.ones_like(ratio),
+        "trajectory_ratio": ratio,
+        "trajectory_ratio_squared": ratio.square(),
+        "trajectory_weight": bounded,
+        "trajectory_weight_squared": bounded.square(),
+    }
+
+
+def _trajectory_weight(view: StepView) -> Tensor:
+    """Product of a trajectory's bounded weights, each unit (token, turn, trajectory) once: [B]."""
+    weight = view.weight.weight.double()
+    sizes = segment_sizes(view.mask, view.weight_level, view.turn_ids, weight.dtype)
+    logs = masked_sum(weight.clamp(min=torch.finfo(weight.dtype).tiny).log() / sizes, view.mask)
+    rejected = (view.weight.rejected & view.mask).any(dim=-1)
+    return to_ratio(logs).masked_fill(rejected, 0.0)
+
+
+def _bucketed(sums: dict[str, Tensor], quantities: Mapping[str, Tensor], lag: Tensor) -> None:
+    ends = torch.tensor(BUCKET_ENDS_VERSIONS, device=lag.device)
+    bucket = torch.bucketize(lag, ends)
+    for name, values in quantities.items():
+        combined = values.new_zeros(len(LAG_BUCKETS))
+        if name.startswith(MAX_PREFIX):
+            combined = combined.scatter_reduce(0, bucket, values, "amax")
+        else:
+            combined = combined.index_add(0, bucket, values)
+        for label, value in zip(LAG_BUCKETS, combined, strict=True):
+            sums[at_lag(name, label)] = value

@@ -1,0 +1,36 @@
+"""The proximal policy: the anchor of the trust region.
+
+recompute   the learner scores the batch once, before the first optimiser step on it
+            (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298)
+behaviour   the anchor is mu itself; no extra forward pass ("bypass")
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from torch import Tensor
+
+from correction.errors import InputError
+
+
+class Proximal(StrEnum):
+    """Where the proximal logprobs come from. Meaning: module docstring."""
+
+    RECOMPUTE = "recompute"
+    BEHAVIOUR = "behaviour"
+
+
+def proximal_anchor(
+    proximal: Proximal, recomputed_logprobs: Tensor | None, behaviour_logprobs: Tensor
+) -> Tensor:
+    """Logprobs of the proximal policy, [B, T], detached.
+
+    recomputed_logprobs: [B, T] of the learner's own scoring pass; looked at under `recompute`
+    only. Raises InputError where it is needed and missing.
+    """
+    if proximal is Proximal.BEHAVIOUR:
+        return behaviour_logprobs.detach()
+    if recomputed_logprobs is None:
+        raise InputError("proximal_logprobs: this recipe needs the learner's own scores, got None")
+    return recomputed_logprobs.detach()
