@@ -1,0 +1,211 @@
+"""From trajectory groups to what the ranks compute on.
+
+    groups ──assemble──▶ LearnerBatch ──plan──▶ Plan: rows of each micro-batch of each rank
+                                      └─collate─▶ MicroBatch: padded tensors [B, T]
+
+Every rank holds the whole batch and makes the same plan, so nothing has to be agreed over the
+network, and everything that is a property of the global batch (advantages, denominators, lag) is
+computed from all of it, whatever the split.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.trajectory.record import FlatTokens, Int64, TrajectoryGroup
+from correction.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrajectoryRow:
+    """One trajectory as the learner sees it. group_index numbers the batch's groups from 0."""
+
+    tokens: FlatTokens
+    reward: float
+    group_index: int
+    temperature: float
+
+    @property
+    def length_tokens(self) -> int:
+        """All tokens, observed and sampled."""
+        return len(self.tokens.token_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class LearnerBatch:
+    """The rows of one batch, group by group."""
+
+    rows: tuple[TrajectoryRow, ...]
+
+    @cached_property
+    def rewards(self) -> Tensor:
+        """Float64 [N]."""
+        return torch.tensor([row.reward for row in self.rows], dtype=torch.float64)
+
+    @cached_property
+    def group_index(self) -> Tensor:
+        """Int64 [N]: the group of each row."""
+        return torch.tensor([row.group_index for row in self.rows], dtype=torch.int64)
+
+    @cached_property
+    def lengths_tokens(self) -> tuple[int, ...]:
+        """Context tokens of each row."""
+        return tuple(row.length_tokens for row in self.rows)
+
+    @cached_property
+    def action_tokens(self) -> int:
+        """Sampled tokens of all rows."""
+        return sum(int(row.tokens.action_mask.sum()) for row in self.rows)
+
+    def lag_histograms(self, learner_step: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Policy lag at a learner step: how many tokens, and how many trajectories, have which.
+
+        A trajectory's lag is that of its oldest token.
+        """
+        tokens: Counter[int] = Counter()
+        trajectories: Counter[int] = Counter()
+        for row in self.rows:
+            lags = lag_versions(row, learner_step)[row.tokens.action_mask]
+            tokens.update(lags.tolist())
+            trajectories[int(lags.max())] += 1
+        return dict(sorted(tokens.items())), dict(sorted(trajectories.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which rows go where: `ranks[r][m]` are the row numbers of rank r's micro-batch m.
+
+    Every rank has the same number of micro-batches, because a backward pass may hold a collective;
+    an empty one is a filler with weight 0. padded_tokens: tokens that will be computed, padding
+    and fillers included; tokens: those that are real.
+    """
+
+    ranks: tuple[tuple[tuple[int, ...], ...], ...]
+    tokens: int
+    padded_tokens: int
+
+    @property
+    def padding_waste(self) -> float:
+        """Share of the computed tokens that are padding or filler."""
+        return 1.0 - self.tokens / self.padded_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Rows padded on the right to a common length T; mask and lag say nothing about padding.
+
+    token_ids int64, action_mask bool, behaviour_logprobs float32, lag_versions int64 (0 where not
+    sampled), turn_ids int64 (-1 where not sampled): all [B, T]. row_index int64 [B]: place in the
+    batch. temperature float32 [B]. filler: computed only so that all ranks take part; weight 0.
+    """
+
+    token_ids: Tensor
+    action_mask: Tensor
+    behaviour_logprobs: Tensor
+    lag_versions: Tensor
+    turn_ids: Tensor
+    row_index: Tensor
+    temperature: Tensor
+    filler: bool
+
+
+def assemble(groups: Sequence[TrajectoryGroup]) -> LearnerBatch:
+    """All surviving trajectories of the groups as one batch.
+
+    Raises InputError for no groups, or for a trajectory that starts with a sampled token: nothing
+    precedes it, so no logits of the learner speak about it.
+    """
+    rows = [
+        TrajectoryRow(trajectory.flat(), trajectory.reward, index, trajectory.sampling.temperature)
+        for index, group in enumerate(groups)
+        for trajectory in group.trajectories
+    ]
+    if not rows:
+        raise InputError("groups: a batch needs at least one trajectory")
+    for row in rows:
+        if row.tokens.action_mask[0]:
+            raise InputError("groups: a trajectory must start with an observed token")
+    return LearnerBatch(tuple(rows))
+
+
+def lag_versions(row: TrajectoryRow, learner_step: int) -> Int64:
+    """Policy lag of each token at a learner step; 0 where not sampled.
+
+    Raises InputError for a token from the future: it is never lag 0.
+    """
+    lags = np.where(row.tokens.action_mask, learner_step - row.tokens.behaviour_steps, 0)
+    if lags.min() < 0:
+        raise InputError(f"groups: a token of a version after the learner's step {learner_step}")
+    return lags
+
+
+def plan(lengths_tokens: Sequence[int], world_size: int, micro_batch_tokens: int) -> Plan:
+    """Spread rows over ranks by tokens, then each rank's rows over micro-batches.
+
+    Longest first, each to the rank with the fewest tokens so far; a rank's rows are cut in order of
+    length where the padded size would pass `micro_batch_tokens`. A single longer row is allowed.
+    Deterministic.
+    """
+    order = sorted(range(len(lengths_tokens)), key=lambda row: (-lengths_tokens[row], row))
+    loads = [0] * world_size
+    shares: list[list[int]] = [[] for _ in range(world_size)]
+    for row in order:
+        rank = loads.index(min(loads))
+        shares[rank].append(row)
+        loads[rank] += lengths_tokens[row]
+    cut = [_cut(share, lengths_tokens, micro_batch_tokens) for share in shares]
+    most = max(len(micro_batches) for micro_batches in cut)
+    ranks = tuple(tuple(mine) + ((),) * (most - len(mine)) for mine in cut)
+    filler = lengths_tokens[order[-1]]
+    padded = sum(
+        len(rows) * lengths_tokens[rows[0]] if rows else filler for mine in ranks for rows in mine
+    )
+    return Plan(ranks, sum(lengths_tokens), padded)
+
+
+def _cut(share: Sequence[int], lengths: Sequence[int], budget: int) -> list[tuple[int, ...]]:
+    """Cut rows that are sorted by falling length; the first of a piece is its longest."""
+    pieces: list[list[int]] = []
+    for row in share:
+        if pieces and (len(pieces[-1]) + 1) * lengths[pieces[-1][0]] <= budget:
+            pieces[-1].append(row)
+        else:
+            pieces.append([row])
+    return [tuple(piece) for piece in pieces]
+
+
+def collate(batch: LearnerBatch, rows: Sequence[int], learner_step: int) -> MicroBatch:
+    """Pad rows to tensors; no rows make a filler out of the shortest row of the batch.
+
+    Padding is known by length alone: a token id never decides what is real.
+    """
+    chosen = rows or [min(range(len(batch.rows)), key=batch.lengths_tokens.__getitem__)]
+    picked = [batch.rows[row] for row in chosen]
+    mask = _padded([row.tokens.action_mask for row in picked], False, torch.bool)
+    return MicroBatch(
+        token_ids=_padded([row.tokens.token_ids for row in picked], 0, torch.int64),
+        action_mask=mask,
+        behaviour_logprobs=_padded(
+            [row.tokens.behaviour_logprobs for row in picked], 0.0, torch.float32
+        ),
+        lag_versions=_padded([lag_versions(row, learner_step) for row in picked], 0, torch.int64),
+        turn_ids=_padded([row.tokens.turn_ids for row in picked], -1, torch.int64),
+        row_index=torch.tensor(chosen, dtype=torch.int64),
+        temperature=torch.tensor([row.temperature for row in picked], dtype=torch.float32),
+        filler=not rows,
+    )
+
+
+def _padded(arrays: Sequence[np.ndarray], fill: float, dtype: torch.dtype) -> Tensor:
+    longest = max(len(array) for array in arrays)
+    result = torch.full((len(arrays), longest), fill, dtype=dtype)
+    for row, array in enumerate(arrays):
+        result[row, : len(array)] = torch.from_numpy(array.copy())
+    return result

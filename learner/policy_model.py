@@ -1,0 +1,111 @@
+"""The policy as a transformers model: loading it for training, putting it together, writing it.
+
+A folder that `write_policy` made loads in transformers and in vLLM: config, safetensors under the
+model's own names, and the tokenizer files of the folder that training began with.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from correction.errors import ConfigError, RunError
+from learner.settings import LearnerSettings
+
+TEXT_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+    "generation_config.json",
+)
+"""What beside weights and config belongs to a model folder."""
+
+
+def load_policy(settings: LearnerSettings) -> Any:  # noqa: ANN401
+    """A transformers causal language model in the training dtype, without dropout.
+
+    Dropout would make the target policy another one than the engines', which have none.
+    Raises ConfigError for a model without an output head.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(settings.model_path)
+    for name, value in config.to_dict().items():
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, 0.0)
+    model = AutoModelForCausalLM.from_pretrained(
+        settings.model_path, config=config, dtype=getattr(torch, settings.dtype)
+    )
+    if model.get_output_embeddings() is None:
+        raise ConfigError(f"model_path: {settings.model_path} has no output head to train")
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+def plain_policy(training: Any, weights: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+    """A model of its own around given weights, in their dtype, without copying or initialising.
+
+    training: the model in training, for its config and for buffers that no state dict holds.
+    weights: as `full_state` gives them, a tied weight once. Raises RunError where a weight is
+    missing or unknown.
+    """
+    from transformers import AutoModelForCausalLM
+
+    dtype = next(iter(weights.values())).dtype
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(training.config, dtype=dtype)
+    for name, buffer in training.named_buffers():
+        parent, _, leaf = name.rpartition(".")
+        model.get_submodule(parent)._buffers[leaf] = buffer.detach().cpu()
+    _, unknown = model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    missing = [name for name, weight in model.named_parameters() if weight.is_meta]
+    if missing or unknown:
+        raise RunError(f"policy: weights missing {missing}, unknown {unknown}")
+    return model.eval()
+
+
+def score_plain(model: Any, token_ids: Iterable[int]) -> list[float]:  # noqa: ANN401
+    """Logprobs at temperature 1 of token_ids[1:] under a plain model, log-softmax in fp32."""
+    ids = torch.tensor([list(token_ids)], dtype=torch.int64)
+    with torch.no_grad():
+        table = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0].float(), dim=-1)
+    values: list[float] = table[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+    return values
+
+
+def write_policy(model: Any, source: str, folder: Path) -> None:  # noqa: ANN401
+    """Write a plain model and the text files of `source` as a folder, whole or not at all.
+
+    An existing folder is replaced. source: local folder or transformers id.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    model.save_pretrained(partial)
+    _write_text_files(source, partial)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.replace(partial, folder)
+
+
+def _write_text_files(source: str, folder: Path) -> None:
+    if not Path(source).is_dir():
+        from transformers import AutoTokenizer
+
+        AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+        return
+    for pattern in TEXT_FILES:
+        for path in Path(source).glob(pattern):
+            shutil.copy2(path, folder / path.name)
