@@ -12,6 +12,7 @@ enlarges the step of the rest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,6 +29,15 @@ class Bound(StrEnum):
     TRUNCATE = "truncate"
     CLIP = "clip"
     BAND = "band"
+
+
+BOUND_PARAMETERS: Mapping[Bound, frozenset[str]] = {
+    Bound.NONE: frozenset(),
+    Bound.TRUNCATE: frozenset({"high"}),
+    Bound.CLIP: frozenset({"low", "high"}),
+    Bound.BAND: frozenset({"low", "high"}),
+}
+"""Which of `low` and `high` a rule looks at."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Checks of tensor arguments. Each raises InputError with the argument's name and the rule.
+"""Checks of arguments: InputError for tensors, RecipeError for parameters, with name and rule.
 
 What stands at masked places is never looked at: it may be anything, NaN included.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from correction.errors import InputError
+from correction.errors import InputError, RecipeError
 
 
 def require_floating(name: str, values: Tensor) -> None:
@@ -60,3 +60,9 @@ def require_range(name: str, values: Tensor, mask: Tensor, low: int, below: int 
         found = int(values[tuple(place)])
         rule = f">= {low}" if below is None else f"in [{low}, {below})"
         raise InputError(f"{name}: must be {rule} where the mask is true, got {found} at {place}")
+
+
+def require_parameter(holds: bool, key: str, rule: str, value: float) -> None:
+    """`holds`, the rule for a recipe's parameter. `key`: as in a config, below `correction`."""
+    if not holds:
+        raise RecipeError(f"correction.{key}: must be {rule}, got {value}")

@@ -27,11 +27,12 @@ from correction.checks import (
 )
 from correction.diagnostics import StepView, additive_sums
 from correction.masks import fill_masked
-from correction.parts import SurrogateInputs, TargetBehaviourWeight
 from correction.pooling import add_sums, summarise
 from correction.proximal import Proximal, proximal_anchor
 from correction.ratios import log_ratio
 from correction.recipes import Recipe
+from correction.surrogate_parts import SurrogateInputs
+from correction.weight_parts import TargetBehaviourWeight
 
 __all__ = [
     "Denominators",
