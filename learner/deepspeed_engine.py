@@ -171,7 +171,7 @@ def _start_process_group(place: RankPlace, timeout_s: float) -> Any:  # noqa: AN
 
     # A refused step is in our report, and its own start-up notes are a screenful a rank.
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", ".*reduce_scatter_tensor", FutureWarning)
+    warnings.filterwarnings("ignore", ".*torch.distributed.*deprecated", FutureWarning)
 
     # On a CPU the start of gloo would compile a C++ shared-memory collective: half a minute, a
     # compiler, and a stale lock that hangs every later start if the process is killed meanwhile.

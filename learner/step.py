@@ -219,8 +219,9 @@ def _pool(engine: PolicyEngine, sums: Mapping[str, Tensor]) -> dict[str, float]:
 
     Gathered and added up in order of rank, not all-reduced: some sums combine by maximum.
     """
-    packed = torch.stack([value.double() for value in sums.values()])
+    names = sorted(sums)  # the order of the keys may differ from process to process
+    packed = torch.stack([sums[name].double() for name in names])
     pooled: dict[str, float] = {}
     for vector in engine.gather_over_ranks(packed):
-        pooled = add_sums(pooled, dict(zip(sums, vector.tolist(), strict=True)))
+        pooled = add_sums(pooled, dict(zip(names, vector.tolist(), strict=True)))
     return pooled
