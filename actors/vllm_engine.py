@@ -1,0 +1,292 @@
+"""The real engine: vLLM's AsyncLLM, the same on CPU and GPU.
+
+    generate   token ids in; sampled ids, processed logprobs and version spans out
+    swap       check segment ─▶ pause ─▶ load ─▶ resume ─▶ canary ─▶ the version moves
+
+The engine's own process does the sampling and the loading; this object talks to it. A swap touches
+nothing before the segment is checked; after that there is no way back: what fails is a dead engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from actors.engine import Completion, GenerationRequest
+from actors.trajectory.record import KvMode
+from actors.version_gate import VersionGate
+from actors.vllm_arguments import canary_parameters, engine_arguments, sampling_parameters
+from actors.vllm_completion import canary_mismatch, completion_of, version_runs_of
+from actors.vllm_settings import VllmSettings, engine_environment
+from actors.weight_segment import open_segment
+from actors.weights import Canary, SwapReport, SwapRequest
+from correction.errors import ConfigError, EngineError, InputError, SwapError, SwapRefused
+from correction.versions import PolicyVersion
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_CANARY_PRIORITY = -1  # before every rollout, so that a full engine cannot delay a proof
+_LIVENESS_PERIOD_S = 0.25
+
+
+class VllmEngine:
+    """An `actors.engine.Engine` on vLLM. Make it with `create`; it belongs to one event loop."""
+
+    def __init__(self, settings: VllmSettings, llm: AsyncLLM, version: PolicyVersion) -> None:
+        self._settings = settings
+        self._llm = llm
+        self._gate = VersionGate(version)
+        self._incarnation = uuid.uuid4().hex
+        # One slot more than these exists in vLLM: it is the canary's.
+        self._slots = asyncio.Semaphore(settings.max_running_requests)
+        self._vocabulary_size: int = llm.model_config.get_vocab_size()
+        self._swapping: asyncio.Task[SwapReport] | None = None
+        self._closed = False
+        self._running = 0
+        self._counts = {"generated_tokens": 0, "requests": 0, "swaps": 0}
+        self._watcher = asyncio.create_task(self._watch())
+
+    @classmethod
+    async def create(
+        cls,
+        settings: VllmSettings,
+        initial_version: PolicyVersion,
+        canary: Canary | None = None,
+    ) -> VllmEngine:
+        """Start vLLM on the model folder, whose weights are those of `initial_version`.
+
+        With a canary that claim is proven before the engine is returned. Raises ConfigError if
+        `engine_environment` was not set for this process, EngineError if vLLM does not start.
+        """
+        _check_environment(settings)
+        llm = _start(settings)
+        engine = cls(settings, llm, initial_version)
+        try:
+            async with asyncio.timeout(settings.start_timeout_s):
+                await llm.update_weight_version(str(initial_version))
+                if canary is not None:
+                    await engine._prove(canary, initial_version)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    @property
+    def version(self) -> PolicyVersion:
+        """Version whose weights are loaded and proven."""
+        return self._gate.version
+
+    @property
+    def incarnation(self) -> str:
+        """Identifies this engine process."""
+        return self._incarnation
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Most tokens, observed and sampled, that one request may hold."""
+        return self._settings.max_context_tokens
+
+    @property
+    def kv_mode(self) -> KvMode:
+        """What a swap does to the KV cache of running requests."""
+        return self._settings.kv_mode
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Sample one turn; see the protocol. Raises InputError for a context that cannot be served.
+
+        Cancelling it aborts the request inside vLLM.
+        """
+        self._gate.check_alive()
+        parameters = self._parameters(request)
+        async with self._slots:
+            self._running += 1
+            started = time.perf_counter()
+            try:
+                output = await self._sample(request.request_id, request.context_ids, parameters)
+                completion = completion_of(output.outputs[0], time.perf_counter() - started)
+            except EngineError as failure:
+                self._gate.fail(failure)
+                raise
+            finally:
+                self._running -= 1
+        await self._gate.release(run.version for run in completion.version_runs)
+        self._counts["generated_tokens"] += len(completion.action_ids)
+        self._counts["requests"] += 1
+        return completion
+
+    async def swap(self, request: SwapRequest) -> SwapReport:
+        """Use newer weights; see the protocol. Goes on to its end if the caller is cancelled."""
+        self._gate.check_alive()
+        if len(request.manifest.canary.token_ids) < 2:
+            raise InputError("a canary needs two tokens or more: a swap cannot be proven without")
+        if self._swapping is not None:
+            raise SwapRefused("busy", "another swap is running")
+        if request.manifest.version <= self.version:
+            return SwapReport(self.version)
+        self._swapping = asyncio.create_task(self._swap(request))
+        self._swapping.add_done_callback(self._swap_ended)
+        return await asyncio.shield(self._swapping)
+
+    def stats(self) -> Mapping[str, float]:
+        """generated_tokens, requests, swaps: so far. running_requests, held_requests: now."""
+        return {
+            **self._counts,
+            "running_requests": self._running,
+            "held_requests": self._gate.held,
+        }
+
+    async def close(self) -> None:
+        """End vLLM's processes; whatever still waits raises EngineError. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._gate.fail(EngineError("it was closed"))
+        self._watcher.cancel()
+        await asyncio.sleep(0)  # lets the waiting calls see it
+        self._llm.shutdown()
+
+    async def _sample(
+        self,
+        request_id: str,
+        context_ids: Sequence[int],
+        parameters: SamplingParams,
+        priority: int = 0,
+    ) -> RequestOutput:
+        """The finished output of one request. Raises EngineError when vLLM fails or dies."""
+        return await self._gate.run(
+            self._final_output(request_id, list(context_ids), parameters, priority)
+        )
+
+    async def _final_output(
+        self, request_id: str, context_ids: list[int], parameters: SamplingParams, priority: int
+    ) -> RequestOutput:
+        from vllm.inputs import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        prompt = tokens_input(context_ids)
+        try:
+            async for output in self._llm.generate(
+                prompt, parameters, request_id, priority=priority
+            ):
+                if output.finished:
+                    return output
+        except (EngineDeadError, EngineGenerateError) as failure:
+            raise EngineError(f"vLLM failed: {failure or type(failure).__name__}") from failure
+        raise EngineError("vLLM ended a request without an output")
+
+    def _parameters(self, request: GenerationRequest) -> SamplingParams:
+        room_tokens = self.max_context_tokens - len(request.context_ids)
+        if room_tokens < 1 or not request.context_ids:
+            raise InputError(
+                f"a context of {len(request.context_ids)} tokens does not leave room to sample in "
+                f"{self.max_context_tokens}"
+            )
+        if not 0 <= min(request.context_ids) <= max(request.context_ids) < self._vocabulary_size:
+            raise InputError(f"a context id lies outside the vocabulary ({self._vocabulary_size})")
+        return sampling_parameters(request.sampling, room_tokens)
+
+    async def _swap(self, request: SwapRequest) -> SwapReport:
+        phases_s: dict[str, float] = {}
+        version = request.manifest.version
+        with ExitStack() as held:
+            with _timed(phases_s, "check"):
+                segment = open_segment(
+                    self._settings.segment_directory, request.segment, request.manifest
+                )
+                await asyncio.to_thread(held.enter_context, segment)
+            try:
+                started = time.perf_counter()
+                async with asyncio.timeout(request.deadline_s):
+                    await self._gate.run(self._load(request, phases_s))
+                stall_s = time.perf_counter() - started
+                async with asyncio.timeout(request.deadline_s):
+                    with _timed(phases_s, "verify"):
+                        mismatch = await self._prove(request.manifest.canary, version)
+            except Exception as cause:
+                failure = SwapError(f"swap to {version} failed: {cause or type(cause).__name__}")
+                self._gate.fail(failure)
+                raise failure from cause
+        self._gate.prove()
+        self._counts["swaps"] += 1
+        return SwapReport(version, phases_s, stall_s, mismatch)
+
+    async def _load(self, request: SwapRequest, phases_s: dict[str, float]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        from actors.vllm_transfer import update_info
+
+        info = update_info(request, self._settings.segment_directory)
+        with _timed(phases_s, "pause"):
+            # Not pause_generation: that sleeps for 20 ms, only to order a caller's view of events.
+            await self._llm.engine_core.pause_scheduler_async(
+                mode="keep", clear_cache=self.kv_mode is KvMode.RECOMPUTE
+            )
+        with _timed(phases_s, "load"):
+            self._gate.announce(request.manifest.version)
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(WeightTransferUpdateRequest(info))
+            await self._llm.finish_weight_update(str(request.manifest.version))
+        with _timed(phases_s, "resume"):
+            await self._llm.resume_generation()
+
+    async def _prove(self, canary: Canary, version: PolicyVersion) -> float:
+        """Largest mismatch of the canary, through the path that serves every request.
+
+        Raises SwapError if it is over the tolerance or not a number, or of another version.
+        """
+        request_id = f"canary-{version}-{uuid.uuid4().hex[:8]}"
+        output = await self._sample(
+            request_id, canary.token_ids, canary_parameters(), _CANARY_PRIORITY
+        )
+        sampled = output.outputs[0]
+        runs = version_runs_of(sampled.weight_versions, len(sampled.token_ids))
+        if [run.version for run in runs] != [version]:
+            raise SwapError(f"the canary was served by {runs}, not by {version}")
+        mismatch = canary_mismatch(canary, output.prompt_logprobs)
+        if not mismatch <= canary.tolerance:
+            raise SwapError(
+                f"canary of {version}: engine and learner differ by {mismatch:.3g}, "
+                f"tolerance {canary.tolerance:.3g}"
+            )
+        return mismatch
+
+    def _swap_ended(self, task: asyncio.Task[SwapReport]) -> None:
+        self._swapping = None
+        if not task.cancelled():
+            task.exception()  # retrieved here, because the caller may have been cancelled
+
+    async def _watch(self) -> None:
+        """vLLM tells nobody that its process died, except requests that are running."""
+        while not self._llm.errored:
+            await asyncio.sleep(_LIVENESS_PERIOD_S)
+        self._gate.fail(EngineError("vLLM's engine process died"))
+
+
+def _start(settings: VllmSettings) -> AsyncLLM:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(settings)))
+    except Exception as cause:
+        raise EngineError(f"vLLM did not start on {settings.model_path}: {cause}") from cause
+
+
+def _check_environment(settings: VllmSettings) -> None:
+    for name, value in engine_environment(settings).items():
+        if os.environ.get(name) != value:
+            raise ConfigError(f"set {name}={value} before the engine's process imports vLLM")
+
+
+@contextmanager
+def _timed(phases_s: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    phases_s[name] = time.perf_counter() - started
