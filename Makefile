@@ -2,7 +2,6 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 LAGWISE := $(PY) -m cluster
-export RAY_AUTH_MODE ?= disabled
 
 .PHONY: help setup demo demo-seeds smollm2 train-smollm2 test test-quick check bench clean
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from actors.weights import SwapReport, SwapRequest, WeightManifest
 from cluster.events import BroadcastEvent
+from correction.errors import SwapRefused
 from correction.versions import PolicyVersion
 
 
@@ -151,8 +152,10 @@ class Broadcaster:
             segment, fetch_s = await self._segment(lane.port.node, published)
             request = SwapRequest(published.manifest, segment, self._deadline_s)
             report = await asyncio.wait_for(lane.port.swap(request), self._deadline_s)
-        except asyncio.CancelledError:
-            raise
+        except SwapRefused:  # nothing was touched: the engine goes on with what it has
+            self._tell(name, published, "skipped", {})
+            self._free(lane)
+            return
         except TimeoutError as error:
             self._fail(lane, published, "deadline", error)
             return
@@ -160,8 +163,12 @@ class Broadcaster:
             self._fail(lane, published, "failed", error)
             return
         self._tell(name, published, "swapped", {"fetch": fetch_s, **report.phases_s}, report)
-        lane.busy = None
         self._on_swapped(name)
+        self._free(lane)
+
+    def _free(self, lane: _Lane) -> None:
+        """The engine is idle again; the version that waits for it follows."""
+        lane.busy = None
         if lane.waiting is not None:
             self._start(lane, lane.waiting)
 

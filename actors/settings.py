@@ -1,0 +1,29 @@
+"""What one rollout actor is told before it starts. Plain, frozen, cheap to ship."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from actors.trajectory.record import SamplingParameters
+from actors.vllm_settings import VllmSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorSettings:
+    """One rollout actor.
+
+    groups_in_flight: groups that run at once; more of them hide tool time, and all of them
+    count against the lag bound.
+    """
+
+    name: str
+    run_id: str
+    engine: VllmSettings
+    environment: str
+    environment_options: Mapping[str, object]
+    sampling: SamplingParameters
+    max_turns: int
+    episode_deadline_s: float
+    environment_deadline_s: float
+    groups_in_flight: int
