@@ -134,6 +134,11 @@ class VllmEngine:
         self._swapping.add_done_callback(self._swap_ended)
         return await asyncio.shield(self._swapping)
 
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """vLLM's own processes, besides this one: for accounting and fault injection."""
+        return tuple(p.pid for p in self._llm.engine_core.resources.engine_manager.processes)
+
     def stats(self) -> Mapping[str, float]:
         """generated_tokens, requests, swaps: so far. running_requests, held_requests: now."""
         return {
@@ -149,8 +154,10 @@ class VllmEngine:
         self._closed = True
         self._gate.fail(EngineError("it was closed"))
         self._watcher.cancel()
-        await asyncio.sleep(0)  # lets the waiting calls see it
-        self._llm.shutdown()
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()  # it would report the end as an error
+        await asyncio.to_thread(self._llm.shutdown)  # it waits for the process to end
+        self._llm.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves to the collector
 
     async def _sample(
         self,

@@ -62,7 +62,9 @@ def make_model(tied: bool, llama: bool = False) -> torch.nn.Module:
 def logprobs_of(model: torch.nn.Module, ids: Sequence[int], temperature: float) -> torch.Tensor:
     """float32 [T - 1]: log-probability of each id after the first, given those before it."""
     logits = model(torch.tensor([list(ids)])).logits[0, :-1].float() / temperature
-    return logits.log_softmax(-1).gather(-1, torch.tensor(list(ids[1:])).unsqueeze(-1)).squeeze(-1)
+    sampled = torch.tensor(list(ids[1:])).unsqueeze(-1)
+    result: torch.Tensor = logits.log_softmax(-1).gather(-1, sampled).squeeze(-1)
+    return result
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Learner:
         generator = torch.Generator().manual_seed(SEED + self.newest.step)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += scale * torch.randn(parameter.shape, generator=generator)
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale)
         version = self.newest.next_step()
         self.models[version] = model
         return version
@@ -374,16 +376,13 @@ def test_update_that_lacks_a_parameter_kills_the_engine(tmp_path: Path) -> None:
 
 
 def test_killed_engine_process_surfaces_at_once(tmp_path: Path) -> None:
-    import psutil
-
     stand = fresh(tmp_path)
 
     async def work() -> None:
         running = asyncio.create_task(stand.engine.generate(request("k", [5, 6], 390)))
         await asyncio.sleep(0.2)
-        for child in psutil.Process(os.getpid()).children(recursive=True):
-            if "EngineCore" in " ".join(child.cmdline()) or "EngineCore" in child.name():
-                child.send_signal(signal.SIGKILL)
+        (process_id,) = stand.engine.process_ids
+        os.kill(process_id, signal.SIGKILL)
         with pytest.raises(EngineError):
             await running
         with pytest.raises(EngineError):
