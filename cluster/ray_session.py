@@ -1,7 +1,7 @@
 """Joining a Ray cluster, or starting a private one on this machine.
 
-A private cluster asks every caller for its token (`ray_environment`); a cluster that is there already
-(`RAY_ADDRESS`, set by `ray job submit`) is joined as it is.
+A private cluster asks every caller for its token (`ray_environment`); a cluster that is there
+already (`RAY_ADDRESS`, set by `ray job submit`) is joined as it is.
 """
 
 from __future__ import annotations

@@ -163,6 +163,10 @@ class TrajectoryQueue:
         """Groups that wait."""
         return self.stats().ready_groups
 
+    def size(self) -> int:
+        """As `qsize`."""
+        return self.qsize()
+
     def empty(self) -> bool:
         """Whether no group waits."""
         return self.qsize() == 0
@@ -198,6 +202,16 @@ class TrajectoryQueue:
     def get_nowait(self) -> bytes:
         """`get` that never waits."""
         return self.get(block=False)
+
+    async def put_async(
+        self, item: bytes, block: bool = True, timeout: float | None = None
+    ) -> None:
+        """`put` off the event loop."""
+        await asyncio.to_thread(self.put, item, block, timeout)
+
+    async def get_async(self, block: bool = True, timeout: float | None = None) -> bytes:
+        """`get` off the event loop."""
+        return await asyncio.to_thread(self.get, block, timeout)
 
     def put_nowait_batch(self, items: Iterable[bytes]) -> None:
         """`put_nowait` for each item."""
