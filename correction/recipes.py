@@ -109,7 +109,7 @@ def describe(recipe: Recipe) -> str:
 def _check_run(recipe: Recipe, max_lag_versions: int, group_size: int) -> None:
     if max_lag_versions > 0 and not (recipe.corrects_lag or recipe.allow_no_correction):
         raise RecipeError(
-            f"correction.recipe: {recipe.name!r} corrects for no lag and max_lag is "
+            f"correction.recipe: {recipe.name!r}, so composed, corrects for no lag; max_lag is "
             f"{max_lag_versions}. Set max_lag = 0, or a recipe that corrects (decoupled_ppo, "
             "gspo, ppo_bypass), or allow_no_correction = true to do without"
         )

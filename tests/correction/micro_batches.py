@@ -120,9 +120,8 @@ def evaluate(
     """The objective and its gradient in the target logprobs [B, T]."""
     target = batch.target.clone().requires_grad_()
     objective = objective_of(recipe, batch, denominators, target)
-    objective.loss.backward()
-    assert target.grad is not None
-    return objective, target.grad
+    (gradient,) = torch.autograd.grad(objective.loss, target)
+    return objective, gradient
 
 
 def recipe_label(recipe: Recipe) -> str:

@@ -29,7 +29,7 @@ def assert_golden(actual: Tensor, expected: object) -> None:
 
 
 class FixtureF:
-    """Two trajectories, five action tokens; masked places hold probabilities that must not matter."""
+    """Two trajectories, five action tokens; probabilities at masked places must not matter."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         fixture = VECTORS["F.fixture"]

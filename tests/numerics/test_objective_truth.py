@@ -1,4 +1,4 @@
-"""policy_objective against its slow truth in plain Python: value and gradient, every composition."""
+"""policy_objective against its slow truth: value and gradient, every composition."""
 
 from __future__ import annotations
 

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from correction.aggregation import Aggregation
+from correction.bounds import Bound
+from correction.errors import ConfigError, RecipeError
+from correction.parts import PARTS
+from correction.proximal import Proximal
+from correction.ratios import Level
+from correction.recipes import DEFAULT_RECIPE, RECIPES, Recipe, describe, resolve
+from correction.surrogate_parts import Gspo, PpoClip
+from correction.weight_parts import NoWeight, ProximalBehaviourWeight
+
+
+def resolved(
+    name: str, overrides: Mapping[str, object] | None = None, lag: int = 4, group: int = 8
+) -> Recipe:
+    return resolve(name, overrides or {}, max_lag_versions=lag, group_size=group)
+
+
+def test_the_default_is_decoupled_ppo_with_a_truncated_weight() -> None:
+    recipe = resolved(DEFAULT_RECIPE)
+    assert recipe.proximal is Proximal.RECOMPUTE
+    assert recipe.weight == ProximalBehaviourWeight(Level.TOKEN, Bound.TRUNCATE, high=2.0)
+    assert recipe.surrogate == PpoClip(0.2, 0.2, 3.0)
+    assert recipe.aggregation is Aggregation.TOKEN_MEAN
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_stands_under_its_name_and_describes_every_slot(name: str) -> None:
+    recipe = resolved(name, {"allow_no_correction": True})
+    assert recipe.name == name
+    text = describe(recipe)
+    lines = [line.split()[0] for line in text.splitlines()]
+    assert lines[:-1] == ["recipe", *PARTS]
+
+
+def test_describe_shows_the_parameters_that_have_an_effect() -> None:
+    text = describe(resolved("decoupled_ppo", {"weight.high": 5, "surrogate.clip_high": 0.28}))
+    assert "proximal_behaviour (level=token, bound=truncate, high=5.0)" in text
+    assert "ppo_clip (clip_low=0.2, clip_high=0.28, dual_clip=3.0)" in text
+    assert "corrects lag yes" in text
+
+
+def test_nested_tables_and_dotted_keys_mean_the_same() -> None:
+    dotted = {
+        "surrogate": "gspo",
+        "surrogate.clip_low": 0.1,
+        "aggregation": "sequence_mean_token_mean",
+        "weight.level": "geometric",
+    }
+    nested = {
+        "surrogate": {"kind": "gspo", "clip_low": 0.1},
+        "aggregation": "sequence_mean_token_mean",
+        "weight": {"level": "geometric"},
+    }
+    assert resolved("decoupled_ppo", dotted) == resolved("decoupled_ppo", nested)
+    assert resolved("decoupled_ppo", nested).surrogate == Gspo(clip_low=0.1)
+
+
+def test_parameters_of_one_part_are_judged_together_in_any_order() -> None:
+    wide = {"surrogate.clip_high": 4.0, "surrogate.dual_clip": 6.0}
+    assert resolved("ppo_bypass", wide) == resolved("ppo_bypass", dict(reversed(wide.items())))
+
+
+def test_a_named_part_starts_from_its_own_defaults() -> None:
+    recipe = resolved("gspo", {"weight": "none"}, lag=0)
+    assert recipe.weight == NoWeight()
+    with pytest.raises(RecipeError, match="level token"):
+        resolved("gspo", {"weight": "proximal_behaviour"})
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("decoupled_ppo", True),
+        ("ppo_bypass", False),
+        ("gspo", True),
+        ("grpo_on_policy", True),
+        ("none", False),
+    ],
+)
+def test_a_scoring_pass_is_asked_for_only_where_it_is_used(name: str, needed: bool) -> None:
+    assert resolved(name, {"allow_no_correction": True}).needs_proximal_pass is needed
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("grppo", {}, "unknown 'grppo'; there are decoupled_ppo, "),
+        ("gspo", {"surogate": "gspo"}, "unknown override 'surogate'; there are advantage, "),
+        ("gspo", {"surogate.clip_low": 1}, "unknown override 'surogate.clip_low'"),
+        ("gspo", {"surrogate": "ppo"}, "correction.surrogate: unknown 'ppo'; there are ppo_clip"),
+        ("gspo", {"surrogate": 3}, "correction.surrogate: unknown 3"),
+        ("gspo", {"surrogate.dual_clip": 3.0}, "'gspo' has no such parameter; it has clip_high"),
+        ("gspo", {"aggregation.length": 3}, "'sequence_mean_token_mean' has no parameters"),
+        ("gspo", {"surrogate.clip_low": "0.2"}, "clip_low: expected float, got '0.2'"),
+        ("gspo", {"surrogate.clip_low": True}, "clip_low: expected float, got True"),
+        ("gspo", {"advantage.std_ddof": 0.5}, "std_ddof: expected int, got 0.5"),
+        ("gspo", {"advantage.std_ddof": 2}, "std_ddof: must be 0 or 1, got 2"),
+        ("gspo", {"advantage.std_epsilon": -1}, "std_epsilon: must be in"),
+        ("gspo", {"surrogate.clip_low": 1.0}, "clip_low: must be in"),
+        ("gspo", {"surrogate.clip_high": 0.0}, "clip_high: must be > 0"),
+        ("gspo", {"surrogate.clip_high": float("nan")}, "clip_high: must be > 0, got nan"),
+        ("ppo_bypass", {"surrogate.dual_clip": 1.1}, "dual_clip: must be 0 .off. or > 1"),
+        ("decoupled_ppo", {"weight.high": 0.5}, "weight.high: must be >= 1"),
+        ("decoupled_ppo", {"weight.bound": "band", "weight.low": 1.5}, "weight.low: must be in"),
+        ("decoupled_ppo", {"weight.bound": "trunc"}, "unknown 'trunc'; there are none, truncate"),
+        ("decoupled_ppo", {"weight.low": 0.1}, "weight.low: has no effect beside level=token, b"),
+        ("decoupled_ppo", {"weight.bound": "none", "weight.high": 3}, "weight.high: has no effect"),
+        ("none", {"allow_no_correction": 1}, "allow_no_correction: not true or false: 1"),
+    ],
+)
+def test_unknown_and_impossible_overrides_are_refused(
+    name: str, overrides: dict[str, object], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        resolved(name, overrides, lag=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "reason", "way_out"),
+    [
+        (
+            "ppo_bypass",
+            {"weight": "proximal_behaviour"},
+            "counts the ratio twice",
+            "weight = none or proximal = recompute",
+        ),
+        ("gspo", {"proximal": "behaviour"}, "counts the ratio twice", "weight = none"),
+        (
+            "none",
+            {"proximal": "behaviour", "weight": "proximal_behaviour"},
+            "corrects nothing",
+            "weight = target_behaviour",
+        ),
+        (
+            "decoupled_ppo",
+            {"weight": "target_behaviour"},
+            "counts it twice",
+            "surrogate = reinforce",
+        ),
+        (
+            "gspo",
+            {"aggregation": "token_mean"},
+            "one loss a trajectory",
+            "aggregation = sequence_mean_token_mean",
+        ),
+        ("gspo", {"weight.level": "token"}, "one ratio a trajectory", "level = geometric"),
+        ("grpo_on_policy", {}, "corrects for no lag; max_lag is 4", "allow_no_correction"),
+        ("none", {}, "corrects for no lag", "max_lag = 0"),
+        ("decoupled_ppo", {"weight": "none"}, "corrects for no lag", "a recipe that corrects"),
+    ],
+)
+def test_wrong_combinations_name_the_reason_and_the_way_out(
+    name: str, overrides: dict[str, object], reason: str, way_out: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolved(name, overrides)
+    assert reason in str(caught.value)
+    assert way_out in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["grpo_on_policy", "none"])
+def test_no_correction_is_allowed_on_policy_or_when_asked_for(name: str) -> None:
+    assert resolved(name, lag=0).corrects_lag is False
+    assert resolved(name, {"allow_no_correction": True}).allow_no_correction
+
+
+@pytest.mark.parametrize("advantage", ["rloo", "grpo", "dr_grpo"])
+def test_a_group_estimator_needs_a_group(advantage: str) -> None:
+    with pytest.raises(RecipeError, match=f"{advantage} needs groups of at least 2"):
+        resolved("decoupled_ppo", {"advantage": advantage}, group=1)
+    assert resolved("decoupled_ppo", {"advantage": advantage}, group=2)
+    assert resolved("decoupled_ppo", {"advantage": "return"}, group=1)
+
+
+def test_a_refused_recipe_is_a_config_error() -> None:
+    assert issubclass(RecipeError, ConfigError)
