@@ -69,8 +69,10 @@ class Environment(Protocol):
 class EnvironmentFamily(Protocol):
     """Makes tasks and episodes of one kind; stateless and cheap to build on every actor."""
 
-    stop_texts: tuple[str, ...]
-    """Texts, each one token for the policy's tokenizer, that end a turn besides its end token."""
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """Texts, each one token for the policy's tokenizer, that end a turn like its end token."""
+        ...
 
     def task(self, split: str, index: int) -> Task:
         """The index-th task of a split, the same everywhere and always."""

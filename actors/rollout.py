@@ -81,7 +81,7 @@ class RolloutSetting:
 async def rollout(
     task: Task, setting: RolloutSetting, *, group_id: str, member: int
 ) -> Trajectory | RolloutFailure:
-    """Play one episode. Never raises for what an engine or environment does; cancellation travels."""
+    """Play one episode. What engine and environment do wrong comes back as a failure by name."""
     episode = _Episode(setting, group_id, member)
     try:
         environment = setting.family.environment(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actors.trajectory.record import SamplingParameters
+from actors.rollout import RolloutLimits
 from actors.vllm_settings import VllmSettings
 
 
@@ -22,8 +22,7 @@ class ActorSettings:
     engine: VllmSettings
     environment: str
     environment_options: Mapping[str, object]
-    sampling: SamplingParameters
-    max_turns: int
-    episode_deadline_s: float
-    environment_deadline_s: float
+    temperature: float
+    max_turn_tokens: int
+    limits: RolloutLimits
     groups_in_flight: int

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.admission import LagBudget
+from actors.rollout import RolloutLimits
 from actors.settings import ActorSettings
-from actors.trajectory.record import KvMode, SamplingParameters
+from actors.trajectory.record import KvMode
 from actors.vllm_settings import VllmSettings, engine_environment
 from actors.weight_segment import default_segment_directory
+from cluster.checks import queue_groups
 from cluster.config import RunConfig
 from cluster.fleet import FleetPolicy
 from cluster.queue_records import QueuePolicy
@@ -41,20 +43,13 @@ def lag_budget(config: RunConfig) -> LagBudget:
     )
 
 
-def pipeline_groups(config: RunConfig) -> int:
-    """Most groups that the lag bound can ever admit at once."""
-    budget = lag_budget(config)
-    batches = (budget.max_lag_versions - (budget.steps_per_batch - 1)) // budget.steps_per_batch + 1
-    return budget.groups_per_step * batches
-
-
 def queue_policy(config: RunConfig, run_id: str) -> QueuePolicy:
     """Thresholds of the trajectory queue."""
     return QueuePolicy(
         run_id=run_id,
         budget=lag_budget(config),
         group_size=config.rollout.group_size,
-        max_groups=config.queue.max_groups or pipeline_groups(config),
+        max_groups=config.queue.max_groups or queue_groups(config),
         max_bytes=config.queue.max_bytes,
         lease_s=config.queue.lease_s,
         min_survivors=min(2, config.rollout.group_size),
@@ -145,7 +140,7 @@ def actor_settings(
             dtype=config.model.dtype,
             max_context_tokens=engine.max_context_tokens,
             max_running_requests=engine.max_running_requests,
-            kv_cache_bytes=engine.kv_cache_bytes,
+            kv_cache_bytes=engine.kv_cache_bytes or None,
             gpu_memory_utilization=engine.gpu_memory_utilization,
             threads=engine.threads,
             enforce_eager=engine.enforce_eager,
@@ -156,10 +151,13 @@ def actor_settings(
         ),
         environment=config.environment.name,
         environment_options=config.environment.options,
-        sampling=SamplingParameters(rollout.temperature, rollout.max_turn_tokens),
-        max_turns=rollout.max_turns,
-        episode_deadline_s=rollout.episode_deadline_s,
-        environment_deadline_s=rollout.environment_deadline_s,
+        temperature=rollout.temperature,
+        max_turn_tokens=rollout.max_turn_tokens,
+        limits=RolloutLimits(
+            max_turns=rollout.max_turns,
+            episode_deadline_s=rollout.episode_deadline_s,
+            environment_deadline_s=rollout.environment_deadline_s,
+        ),
         groups_in_flight=config.actors.groups_in_flight,
     )
 

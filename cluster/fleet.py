@@ -16,7 +16,6 @@ never holds up a broadcast.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,11 +23,11 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError
 
+from actors.pool import ActorSample
 from actors.weights import SwapReport, SwapRequest
 from cluster.broadcast import Broadcaster, Published, Staging
 from cluster.events import ActorStats, BroadcastEvent
 from correction.errors import LagwiseError, RunError
-from correction.versions import PolicyVersion
 
 
 class LaunchActor(Protocol):
@@ -47,13 +46,11 @@ class _Replica:
     restarts: int
     began: bool = False
     state: str = "starting"
-    version: PolicyVersion | None = None
-    answered_s: float = 0.0
 
     async def swap(self, request: SwapRequest) -> SwapReport:
         self.state = "swapping"
         report: SwapReport = await self.handle.swap.remote(request)
-        self.state, self.version = "running", report.version
+        self.state = "running"
         return report
 
 
@@ -87,7 +84,7 @@ class Fleet:
         self._on_message = on_message
         self._on_broadcast = on_broadcast
         self._replicas: dict[str, _Replica] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Future[None]] = set()
         self._stalls_s: dict[str, float] = {}
         self._stopping = False
         self.failure: BaseException | None = None
@@ -155,10 +152,10 @@ class Fleet:
         self._replicas[name] = replica
         deadline_s = self._policy.start_deadline_s
         try:
-            replica.node = await asyncio.wait_for(_plain(handle.start.remote()), deadline_s)
+            await asyncio.wait_for(_plain(handle.start.remote()), deadline_s)
+            replica.node = await _plain(handle.__ray_call__.remote(_node_of))
         except TimeoutError as error:
             raise RunError(f"{name} did not start within {deadline_s:.0f} s") from error
-        replica.answered_s = time.monotonic()
         self.broadcaster.add(replica)
 
     def _swapped(self, name: str) -> None:
@@ -174,16 +171,26 @@ class Fleet:
         if not replica.node or replica.state == "dead":
             return None
         try:
-            stats: ActorStats = await asyncio.wait_for(
-                _plain(replica.handle.stats.remote(replica.restarts, replica.state)),
-                self._policy.answer_deadline_s,
+            sample: ActorSample = await asyncio.wait_for(
+                _plain(replica.handle.sample.remote()), self._policy.answer_deadline_s
             )
         except (RayError, LagwiseError, TimeoutError) as error:
             if replica.state not in ("swapping", "dead"):  # a swap has its own deadline
                 self._in_background(self._replace(replica.name, error))
             return None
-        replica.answered_s = time.monotonic()
-        return stats
+        return ActorStats(
+            actor=replica.name,
+            state=replica.state,
+            version=sample.version,
+            running_groups=sample.running_groups,
+            running_requests=sample.running_requests,
+            generated_tokens=sample.generated_tokens,
+            idle_s=sample.idle_s,
+            alive_s=sample.alive_s,
+            tool_calls=sample.tool_calls,
+            environment_s=sample.environment_s,
+            restarts=replica.restarts,
+        )
 
     async def _replace(self, name: str, cause: BaseException) -> None:
         """Account for a dead replica, then start its successor if the budget allows."""
@@ -229,7 +236,7 @@ class Fleet:
         task.add_done_callback(self._background_ended)
 
     def _background_ended(self, task: asyncio.Future[None]) -> None:
-        self._background.discard(task)  # type: ignore[arg-type]
+        self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_message("warning", brief(error))
 
@@ -262,6 +269,11 @@ def brief(error: BaseException) -> str:
         return brief(cause)
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+
+
+def _node_of(actor: object) -> str:
+    """Id of the node that a Ray actor runs on; called inside it."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 async def _plain(reference: Any) -> Any:  # noqa: ANN401

@@ -104,17 +104,21 @@ class TrajectoryQueue:
 
     async def request_tasks(self, actor: str, version: PolicyVersion, want: int) -> Sequence[Grant]:
         """See `TaskQueue`."""
-        return await _retried(lambda: self.handle.request_tasks.remote(actor, version, want))
+        call = self.handle.request_tasks.remote
+        grants: Sequence[Grant] = await _retried(lambda: call(actor, version, want))
+        return grants
 
     async def put_group(self, group_id: str, payload: bytes) -> PutOutcome:
         """Put an encoded group; repeated while the queue cannot be reached, which is safe."""
-        return await _retried(lambda: self.handle.put.remote(group_id, payload))
+        outcome: PutOutcome = await _retried(lambda: self.handle.put.remote(group_id, payload))
+        return outcome
 
     # --- learner and supervisor --------------------------------------------------------------
 
     def lease(self, timeout_s: float) -> Lease | None:
         """The next batch, or None after `timeout_s`."""
-        return self._wait(self.handle.lease.remote(timeout_s), timeout_s)
+        lease: Lease | None = self._wait(self.handle.lease.remote(timeout_s), timeout_s)
+        return lease
 
     def ack(self, lease_id: int, version: PolicyVersion, passes: int) -> bool:
         """See `QueueState.ack`."""

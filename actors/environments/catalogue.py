@@ -1,0 +1,7 @@
+"""Every environment that ships with lagwise; importing this module registers them."""
+
+from __future__ import annotations
+
+from actors.environments import calculator
+
+__all__ = ["calculator"]

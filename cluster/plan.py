@@ -1,0 +1,52 @@
+"""`lagwise check`: the rules applied, and what the configuration comes to, in words and numbers."""
+
+from __future__ import annotations
+
+from cluster import assembly
+from cluster.checks import check_config, queue_groups
+from cluster.config import RunConfig
+from correction.recipes import describe
+
+
+def describe_plan(config: RunConfig) -> str:
+    """The plan as text. Raises ConfigError with every problem."""
+    check_config(config)
+    sections = (
+        _pipeline(config),
+        _broadcast(config),
+        _resources(config),
+        describe(assembly.recipe(config)),
+    )
+    return "\n\n".join(sections)
+
+
+def _pipeline(config: RunConfig) -> str:
+    budget = assembly.lag_budget(config)
+    groups = queue_groups(config)
+    size = config.rollout.group_size
+    return "\n".join(
+        [
+            f"lag bound    {budget.max_lag_versions} versions on the last of "
+            f"{budget.steps_per_batch} passes: at most {groups} groups "
+            f"({groups * size} trajectories) in flight and waiting",
+            f"step         {budget.groups_per_step} groups of {size}: "
+            f"{budget.groups_per_step * size} trajectories",
+            f"length       {config.run.max_steps} optimiser steps",
+        ]
+    )
+
+
+def _broadcast(config: RunConfig) -> str:
+    schedule = assembly.broadcast_schedule(config)
+    every = f"every {schedule.every_versions} versions"
+    if schedule.kind == "adaptive":
+        every = f"adaptive, 1 to {schedule.most_versions} versions"
+    return f"broadcast    {every}; an engine has {config.broadcast.engine_deadline_s:g} s"
+
+
+def _resources(config: RunConfig) -> str:
+    needed = assembly.needed_resources(config)
+    return (
+        f"asks for     {needed['CPU']:g} CPUs, {needed['GPU']:g} GPUs: "
+        f"{config.actors.count} rollout actors, {config.learner.ranks} learner ranks"
+    )
