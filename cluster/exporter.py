@@ -88,11 +88,11 @@ class MetricsExporter:
         """Count one engine's part in a broadcast."""
         with self._store.one_event():
             self._store.add("lagwise_broadcast_outcomes_total", 1, event.outcome)
-            self._store.add("lagwise_broadcast_bytes_total", event.size_bytes)
             for phase, seconds in event.phases_s.items():
                 self._store.observe("lagwise_broadcast_phase_seconds", {seconds: 1}, phase)
             if event.outcome == "swapped":
                 self._store.observe("lagwise_generation_stall_seconds", {event.stall_s: 1})
+                self._store.add("lagwise_broadcast_bytes_total", event.size_bytes)
                 self._store.set("lagwise_canary_mismatch_nats", event.mismatch, event.engine)
                 self._store.set(
                     "lagwise_broadcast_last_success_timestamp_seconds", self._unix_time()

@@ -1,10 +1,13 @@
 """Fan-out of a run's events: what watches a run must never be able to kill it.
 
 An observer that raises is removed and reported once, through `on_message`, to those that remain.
+The learner loop and the fleet tell from threads of their own; observers are told one event at a
+time, so that none needs a lock.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from cluster.events import (
@@ -22,10 +25,12 @@ class Observers:
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers: list[Observer] = list(observers)
+        self._lock = threading.RLock()  # re-entrant: a failure is reported while telling
 
     def add(self, observer: Observer) -> None:
         """Tell this one too from now on."""
-        self._observers.append(observer)
+        with self._lock:
+            self._observers.append(observer)
 
     @property
     def active(self) -> tuple[Observer, ...]:
@@ -57,11 +62,12 @@ class Observers:
         self._tell("on_message", lambda observer: observer.on_message(level, text))
 
     def _tell(self, what: str, call: Callable[[Observer], None]) -> None:
-        for observer in self.active:
-            try:
-                call(observer)
-            except Exception as error:
-                self._remove(observer, what, error)
+        with self._lock:
+            for observer in self.active:
+                try:
+                    call(observer)
+                except Exception as error:
+                    self._remove(observer, what, error)
 
     def _remove(self, failed: Observer, what: str, error: Exception) -> None:
         remaining = [observer for observer in self._observers if observer is not failed]

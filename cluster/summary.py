@@ -149,13 +149,13 @@ class _Broadcasts:
 
     def add(self, event: BroadcastEvent) -> None:
         self._outcomes[event.outcome] += 1
-        self._bytes += event.size_bytes
         for phase, seconds in event.phases_s.items():
             self._phases.setdefault(phase, Quantiles()).add(seconds)
         if event.outcome != "skipped":
             self._versions.add(event.version)
         if event.outcome == "swapped":
             self._stall.add(event.stall_s)
+            self._bytes += event.size_bytes
 
     def summary(self) -> dict[str, object]:
         return {
@@ -189,7 +189,7 @@ def _ends(counts: LedgerCounts) -> dict[str, object]:
 
 def _reward(rewards: Sequence[tuple[float, int]]) -> dict[str, float | None]:
     """Pooled over trajectories. rewards: (mean, trajectories) of each applied step."""
-    width = -(-len(rewards) // 10)
+    width = len(rewards) // 10 or 1
     sums = [0.0, *accumulate(mean * count for mean, count in rewards)]
     counts = [0, *accumulate(count for _, count in rewards)]
     means = [

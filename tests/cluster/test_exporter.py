@@ -1,6 +1,7 @@
 import re
 import socket
 import statistics
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -150,6 +151,31 @@ def test_ledger_closes_in_a_scrape_and_drops_carry_their_reason(exporter: Metric
     assert value(found, "trajectories_dropped_total", reason="shutdown") == 0
 
 
+def test_the_ledger_closes_in_every_scrape_while_events_come(exporter: MetricsExporter) -> None:
+    stop = threading.Event()
+
+    def tell() -> None:
+        trained = 0
+        while not stop.is_set():
+            trained += 1
+            ledger = make_ledger(trained, {"lag": 2 * trained}, queued=trained % 3)
+            exporter.on_queue(make_queue(ledger, ledger))
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        for _ in range(20):
+            found = scrape(exporter)
+            trained = value(found, "trajectories_trained_total")
+            dropped = value(found, "trajectories_dropped_total", reason="lag")
+            queued = value(found, "trajectories_open", state="queued")
+            assert dropped == 2 * trained
+            assert value(found, "trajectories_issued_total") == trained + dropped + queued
+    finally:
+        stop.set()
+        teller.join()
+
+
 def test_counters_never_fall_when_actors_restart_vanish_and_come_back(
     exporter: MetricsExporter,
 ) -> None:
@@ -191,7 +217,7 @@ def test_broadcast_phases_outcomes_and_stall(exporter: MetricsExporter) -> None:
     exporter.on_broadcast(
         make_broadcast(phases_s={"pause": 0.005, "load": 0.2}, stall_s=0.06, size_bytes=270)
     )
-    exporter.on_broadcast(make_broadcast("actor-1", outcome="skipped"))
+    exporter.on_broadcast(make_broadcast("actor-1", outcome="skipped", size_bytes=270))
     found = scrape(exporter)
     assert value(found, "broadcast_outcomes_total", outcome="swapped") == 1
     assert value(found, "broadcast_outcomes_total", outcome="skipped") == 1

@@ -1,3 +1,5 @@
+import threading
+import time
 from collections.abc import Mapping
 
 from hypothesis import given
@@ -111,6 +113,38 @@ def test_added_later_is_told_from_then_on() -> None:
     observers.add(late)
     observers.on_step(make_step(2))
     assert late.told == ["on_step"]
+
+
+class Exclusive(Recorder):
+    """Raises when it is told two things at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = False
+
+    def _note(self, method: str) -> None:
+        assert not self.busy
+        self.busy = True
+        time.sleep(0.001)  # lets another thread in, were nothing to keep it out
+        self.busy = False
+        super()._note(method)
+
+
+def test_two_threads_never_tell_at_once() -> None:
+    recorder = Exclusive()
+    observers = Observers([recorder])
+
+    def tell_steps() -> None:
+        for _ in range(20):
+            observers.on_step(make_step(1))
+
+    threads = [threading.Thread(target=tell_steps) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert observers.active == (recorder,)
+    assert len(recorder.told) == 80
 
 
 @given(

@@ -35,6 +35,7 @@ def test_no_name_leaves_the_root_or_hides(tmp_path: Path, name: str) -> None:
     assert path.parent == tmp_path
     assert not path.name.startswith((".", "-"))
     assert path.name.isascii()
+    assert path.name[-1].isalnum()
 
 
 def test_an_unwritable_root_is_a_configuration_error(tmp_path: Path) -> None:
