@@ -189,7 +189,7 @@ def _ends(counts: LedgerCounts) -> dict[str, object]:
 
 def _reward(rewards: Sequence[tuple[float, int]]) -> dict[str, float | None]:
     """Pooled over trajectories. rewards: (mean, trajectories) of each applied step."""
-    width = len(rewards) // 10 or 1
+    width = -(-len(rewards) // 10)
     sums = [0.0, *accumulate(mean * count for mean, count in rewards)]
     counts = [0, *accumulate(count for _, count in rewards)]
     means = [
