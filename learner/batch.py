@@ -11,7 +11,7 @@ computed from all of it, whatever the split.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +31,7 @@ class TrajectoryRow:
     reward: float
     group_index: int
     temperature: float
+    reward_parts: Mapping[str, float]
 
     @property
     def length_tokens(self) -> int:
@@ -63,6 +64,15 @@ class LearnerBatch:
     def action_tokens(self) -> int:
         """Sampled tokens of all rows."""
         return sum(int(row.tokens.action_mask.sum()) for row in self.rows)
+
+    def reward_means(self) -> tuple[float, dict[str, float]]:
+        """Mean reward, and the mean of each named part over the trajectories that have it."""
+        parts: dict[str, list[float]] = {}
+        for row in self.rows:
+            for name, value in row.reward_parts.items():
+                parts.setdefault(name, []).append(value)
+        means = {name: sum(values) / len(values) for name, values in sorted(parts.items())}
+        return float(self.rewards.mean()), means
 
     def lag_histograms(self, learner_step: int) -> tuple[dict[int, int], dict[int, int]]:
         """Policy lag at a learner step: how many tokens, and how many trajectories, have which.
@@ -123,7 +133,13 @@ def assemble(groups: Sequence[TrajectoryGroup]) -> LearnerBatch:
     precedes it, so no logits of the learner speak about it.
     """
     rows = [
-        TrajectoryRow(trajectory.flat(), trajectory.reward, index, trajectory.sampling.temperature)
+        TrajectoryRow(
+            tokens=trajectory.flat(),
+            reward=trajectory.reward,
+            group_index=index,
+            temperature=trajectory.sampling.temperature,
+            reward_parts=trajectory.reward_parts,
+        )
         for index, group in enumerate(groups)
         for trajectory in group.trajectories
     ]

@@ -70,7 +70,7 @@ class LearnerSettings:
     engine_dtype: str = "float32"
     zero_stage: int = 1
     max_reuse: int = 1
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: int = 2048
     gradient_checkpointing: bool = False
     seed: int = 0
     threads: int = 1

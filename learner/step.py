@@ -79,7 +79,8 @@ class StepReport:
 
     version: after the pass. reuse: how many passes the batch has served, this one included.
     loss: global. metrics: from `correction.objective.summarise`. lag_tokens, lag_trajectories:
-    how many have which policy lag, measured as the pass began. padding_waste: share of computed
+    how many have which policy lag, measured as the pass began. reward_mean, reward_parts: over the
+    trajectories of the batch, a part's over those that have it. padding_waste: share of computed
     tokens that were padding. phases_s: seconds of `collate`, `forward_backward`, `optimiser`,
     and `decode` in the first pass.
     """
@@ -96,6 +97,8 @@ class StepReport:
     trajectories: int
     action_tokens: int
     padding_waste: float
+    reward_mean: float
+    reward_parts: Mapping[str, float]
     phases_s: Mapping[str, float]
 
 
@@ -173,6 +176,7 @@ class _BatchWork:
         with clock.phase("optimiser"):
             outcome = self._engine.step()
         metrics = summarise(_pool(self._engine, sums))
+        reward_mean, reward_parts = self._batch.reward_means()
         return StepReport(
             version=version.next_step() if outcome.applied else version,
             applied=outcome.applied,
@@ -186,6 +190,8 @@ class _BatchWork:
             trajectories=len(self._batch.rows),
             action_tokens=self._batch.action_tokens,
             padding_waste=self._layout.padding_waste,
+            reward_mean=reward_mean,
+            reward_parts=reward_parts,
             phases_s=clock.phases_s,
         )
 
