@@ -7,8 +7,8 @@ Contract
     invariants  the gradient is that of the sum of the ranks' losses, for any world size and split;
                 a step whose gradient is not finite changes nothing and says so
 
-DeepSpeed averages gradients over ranks and would divide a loss by its accumulation steps. Both are
-undone here, because the loss arrives with the denominators of the global batch.
+DeepSpeed averages gradients over ranks and divides a loss by its accumulation steps. The first is
+undone here and the second is 1, because a loss arrives with the denominators of the global batch.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class DeepSpeedEngine:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this rank's share of the global loss. All ranks."""
-        self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+        self._engine.backward(loss * self.world_size)
 
     def step(self) -> StepOutcome:
         """Reduce, clip and apply the accumulated gradient, or refuse it. All ranks."""
