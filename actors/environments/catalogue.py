@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from actors.environments import calculator
+from actors.environments import calculator, reasoning_gym
 
-__all__ = ["calculator"]
+__all__ = ["calculator", "reasoning_gym"]
