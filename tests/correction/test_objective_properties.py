@@ -223,3 +223,20 @@ def test_sixteen_bit_logprobs_are_widened_before_they_are_subtracted(recipe: Rec
     assert objective.loss.dtype == torch.float32
     wide = objective_of(recipe, narrow.to(torch.float32))
     torch.testing.assert_close(objective.loss, wide.loss, rtol=1e-6, atol=1e-6)
+
+
+@every_recipe
+def test_no_gradient_flows_into_the_proximal_policy_or_the_behaviour(recipe: Recipe) -> None:
+    batch = make_batch(6)
+    target, proximal, behaviour = (
+        logprobs.clone().requires_grad_()
+        for logprobs in (batch.target, batch.proximal, batch.behaviour)
+    )
+    attached = replace(batch, proximal=proximal, behaviour=behaviour)
+
+    loss = objective_of(recipe, attached, target=target).loss
+    gradients = torch.autograd.grad(loss, (target, proximal, behaviour), allow_unused=True)
+
+    assert gradients[0] is not None
+    assert gradients[1] is None
+    assert gradients[2] is None
