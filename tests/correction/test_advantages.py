@@ -114,6 +114,14 @@ def test_a_degenerate_group_is_zero_without_an_epsilon_and_beside_another_group(
     assert advantages.tolist() == [0.0, 1.0, 0.0, -1.0, 0.0]
 
 
+def test_statistics_of_float32_rewards_are_taken_in_float64() -> None:
+    rewards = 10_000 + 0.01 * torch.tensor([0.0, 1.0, 5.0, 7.0, 8.0, 13.0, 29.0])
+    assert rewards.dtype == torch.float32
+    wanted = slow_grpo([rewards.double().tolist()], ddof=0, epsilon=1e-6)
+    advantages = grpo_advantages(rewards, torch.zeros(7, dtype=torch.int64))
+    assert advantages.tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+
+
 def test_a_spread_of_mere_rounding_is_not_blown_up() -> None:
     rewards = torch.tensor([0.3, 0.1 + 0.2], dtype=torch.float64)
     assert rewards[0] != rewards[1]
