@@ -107,8 +107,7 @@ def policy_objective(
     target = fill_masked(target_logprobs.to(log_ratios.dtype), action_mask)
     inputs = SurrogateInputs(target, log_ratios, advantages.to(target.dtype), action_mask)
     token = recipe.surrogate(inputs)
-    # A rejected token is cut out, not multiplied by 0; the counts of `aggregate` stay.
-    weighted = fill_masked(token.losses * weight.weight, ~weight.rejected)
+    weighted = token.losses * weight.weight  # 0 where rejected; the counts of `aggregate` stay
     loss = aggregate(weighted, action_mask, recipe.aggregation, denominators)
     view = StepView(
         log_ratios=log_ratios.detach(),
