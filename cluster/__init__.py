@@ -1,1 +1,1 @@
-"""Floor 3: running it. Configuration, trajectory queue, ledger, supervisor, monitoring and the command line."""
+"""Floor 3: running it. Configuration, trajectory queue, fleet, supervisor, observers, commands."""

@@ -19,7 +19,7 @@ from actors.weight_segment import default_segment_directory
 from cluster.checks import queue_groups
 from cluster.config import RunConfig
 from cluster.fleet import FleetPolicy
-from cluster.queue_records import QueuePolicy
+from cluster.trajectory_queue.records import QueuePolicy
 from correction.recipes import Recipe, resolve
 from learner.loop import LoopLimits
 from learner.schedule import BroadcastSchedule, most_versions

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from actors.weights import SwapReport, SwapRequest, WeightManifest
-from cluster.events import BroadcastEvent
+from cluster.observing.events import BroadcastEvent
 from correction.errors import SwapRefused
 from correction.versions import PolicyVersion
 

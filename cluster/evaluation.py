@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cluster.events import EvaluationEvent
+from cluster.observing.events import EvaluationEvent
 from correction.versions import PolicyVersion
 
 

@@ -26,7 +26,7 @@ from ray.exceptions import RayError
 from actors.pool import ActorSample
 from actors.weights import SwapReport, SwapRequest
 from cluster.broadcast import Broadcaster, Published, Staging
-from cluster.events import ActorStats, BroadcastEvent
+from cluster.observing.events import ActorStats, BroadcastEvent
 from correction.errors import LagwiseError, RunError
 
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from cluster.config import RunConfig
-from cluster.events import Observer
+from cluster.observing.events import Observer
 from correction.errors import ConfigError
 
 STARTER = "starter"

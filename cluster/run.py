@@ -13,15 +13,15 @@ from pathlib import Path
 from cluster import assembly
 from cluster.checks import check_config, check_resources
 from cluster.config import RunConfig, resolved
-from cluster.exporter import MetricsExporter
 from cluster.fleet import brief
-from cluster.live_view import choose_view
 from cluster.model_source import model_folder
-from cluster.observers import Observers
+from cluster.observing.exporter import MetricsExporter
+from cluster.observing.live_view import choose_view
+from cluster.observing.observers import Observers
+from cluster.observing.run_directory import RunDirectory
+from cluster.observing.step_log import StepLog
+from cluster.observing.summary import Status, SummaryBuilder
 from cluster.ray_session import ray_session
-from cluster.run_directory import RunDirectory
-from cluster.step_log import StepLog
-from cluster.summary import Status, SummaryBuilder
 from cluster.supervisor import Supervisor
 from correction.errors import ConfigError, RunError
 

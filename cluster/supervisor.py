@@ -26,12 +26,12 @@ from typing import Any, TypeVar
 from cluster import assembly
 from cluster.config import RunConfig
 from cluster.evaluation import evaluation_event
-from cluster.events import Observer
 from cluster.fleet import Fleet, FleetThread
 from cluster.learner_group import LearnerGroup
 from cluster.node_store import NodeStores
-from cluster.step_events import step_event
-from cluster.trajectory_queue import TrajectoryQueue
+from cluster.observing.events import Observer
+from cluster.observing.step_events import step_event
+from cluster.trajectory_queue.ray_queue import TrajectoryQueue
 from learner.loop import LearnerLoop
 from learner.step import StepReport
 

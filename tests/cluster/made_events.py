@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cluster.events import (
+from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
     EvaluationEvent,

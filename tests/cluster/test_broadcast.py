@@ -9,7 +9,7 @@ import pytest
 
 from actors.weights import Canary, SwapReport, SwapRequest, WeightManifest
 from cluster.broadcast import Broadcaster, Published
-from cluster.events import BroadcastEvent
+from cluster.observing.events import BroadcastEvent
 from correction.errors import SwapError
 from correction.versions import PolicyVersion
 

@@ -1,6 +1,13 @@
 import torch
 
-from cluster.diagnostic_metrics import ESS_BOUNDED, ESS_RAW, LAG_BUCKETS, METRICS, PLACES, gauges
+from cluster.observing.diagnostic_metrics import (
+    ESS_BOUNDED,
+    ESS_RAW,
+    LAG_BUCKETS,
+    METRICS,
+    PLACES,
+    gauges,
+)
 from correction import diagnostics, pooling
 from correction.bounds import BoundedWeight
 from correction.ratios import Level

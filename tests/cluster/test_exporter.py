@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from actors.trajectory.record import DropReason
-from cluster.diagnostic_metrics import PLACES
-from cluster.exporter import MetricsExporter
-from cluster.metric import Kind
-from cluster.metric_store import REFUSED, MetricStore
-from cluster.metrics_catalogue import (
+from cluster.observing.diagnostic_metrics import PLACES
+from cluster.observing.exporter import MetricsExporter
+from cluster.observing.metric import Kind
+from cluster.observing.metric_store import REFUSED, MetricStore
+from cluster.observing.metrics_catalogue import (
     BROADCAST_PHASES,
     CATALOGUE,
     REFERENCE_PATH,
@@ -351,5 +351,5 @@ def test_names_follow_the_conventions() -> None:
 
 def test_the_reference_in_docs_is_up_to_date() -> None:
     assert REFERENCE_PATH.read_text(encoding="utf-8") == reference(), (
-        "run: python -m cluster.metrics_catalogue"
+        "run: python -m cluster.observing.metrics_catalogue"
     )

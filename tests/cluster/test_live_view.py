@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cluster.events import Observer
-from cluster.live_view import MIN_REFRESH_S, LiveView, choose_view
-from cluster.panels import duration, lag_shares, sparkline
-from cluster.plain_view import PlainView
+from cluster.observing.events import Observer
+from cluster.observing.live_view import MIN_REFRESH_S, LiveView, choose_view
+from cluster.observing.panels import duration, lag_shares, sparkline
+from cluster.observing.plain_view import PlainView
 from tests.cluster.made_events import (
     make_actor,
     make_broadcast,
@@ -252,7 +252,8 @@ def test_durations_read_like_a_clock() -> None:
 
 def test_views_load_without_heavy_libraries() -> None:
     code = (
-        "import sys, cluster.events, cluster.live_view, cluster.exporter, cluster.summary\n"
+        "import sys\n"
+        "from cluster.observing import events, exporter, live_view, summary\n"
         "heavy = {'torch', 'ray', 'vllm', 'deepspeed', 'transformers', 'pyarrow'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )

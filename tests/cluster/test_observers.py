@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.events import (
+from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
     EvaluationEvent,
@@ -13,7 +13,7 @@ from cluster.events import (
     QueueStats,
     StepEvent,
 )
-from cluster.observers import Observers
+from cluster.observing.observers import Observers
 from tests.cluster.made_events import (
     make_actor,
     make_broadcast,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 from actors.admission import LagBudget
 from actors.task_queue import PutOutcome
 from actors.trajectory.record import DropReason
-from cluster.ledger import check_closed
-from cluster.queue_records import GroupSummary, QueuePolicy
-from cluster.queue_state import QueueState
+from cluster.trajectory_queue.ledger import check_closed
+from cluster.trajectory_queue.records import GroupSummary, QueuePolicy
+from cluster.trajectory_queue.state import QueueState
 from correction.errors import RunError
 from correction.versions import PolicyVersion
 
@@ -43,7 +44,7 @@ def started(policy: QueuePolicy = POLICY) -> tuple[QueueState, Clock]:
     return state, clock
 
 
-def summary(group_id: str, step: int = 0, survivors: int = 4, **extra: object) -> GroupSummary:
+def summary(group_id: str, step: int = 0, survivors: int = 4, **extra: Any) -> GroupSummary:  # noqa: ANN401
     return replace(GroupSummary(group_id, 4, survivors, 10 * survivors, step), **extra)
 
 

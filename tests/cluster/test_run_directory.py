@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.run_directory import RunDirectory, write_json
-from cluster.step_log import StepLog, read_log
+from cluster.observing.run_directory import RunDirectory, write_json
+from cluster.observing.step_log import StepLog, read_log
 from correction.errors import ConfigError
 from tests.cluster.made_events import make_broadcast, make_evaluation, make_step
 

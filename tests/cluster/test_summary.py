@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster import distributions
-from cluster.accounts import ActorAccount, LearnerClock
-from cluster.distributions import Quantiles
-from cluster.summary import SummaryBuilder
+from cluster.observing import distributions
+from cluster.observing.accounts import ActorAccount, LearnerClock
+from cluster.observing.distributions import Quantiles
+from cluster.observing.summary import SummaryBuilder
 from tests.cluster.made_events import (
     make_actor,
     make_broadcast,

@@ -22,9 +22,9 @@ from actors.trajectory.record import (
     Turn,
     VersionRun,
 )
-from cluster.queue_records import QueuePolicy
 from cluster.ray_session import ray_session
-from cluster.trajectory_queue import TrajectoryQueue
+from cluster.trajectory_queue.ray_queue import TrajectoryQueue
+from cluster.trajectory_queue.records import QueuePolicy
 from correction.errors import TrajectoryError
 from correction.versions import PolicyVersion
 

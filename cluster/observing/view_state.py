@@ -6,10 +6,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from cluster import distributions
-from cluster.accounts import ActorAccount, LearnerClock, ReuseAccount
-from cluster.diagnostic_metrics import ESS_BOUNDED, ESS_RAW
-from cluster.events import (
+from cluster.observing import distributions
+from cluster.observing.accounts import ActorAccount, LearnerClock, ReuseAccount
+from cluster.observing.diagnostic_metrics import ESS_BOUNDED, ESS_RAW
+from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
     EvaluationEvent,

@@ -13,14 +13,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TextIO
 
-from cluster.events import (
+from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
     EvaluationEvent,
     QueueStats,
     StepEvent,
 )
-from cluster.run_directory import json_value
+from cluster.observing.run_directory import json_value
 from correction.versions import PolicyVersion
 
 

@@ -15,10 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cluster import distributions
-from cluster.distributions import Quantiles
-from cluster.events import BroadcastEvent, LedgerCounts, QueueStats
-from cluster.view_state import RECENT_STEPS, Message, StepSpan, ViewState
+from cluster.observing import distributions
+from cluster.observing.distributions import Quantiles
+from cluster.observing.events import BroadcastEvent, LedgerCounts, QueueStats
+from cluster.observing.view_state import RECENT_STEPS, Message, StepSpan, ViewState
 
 SPARKS = "▁▂▃▄▅▆▇█"
 LAG_ROWS = 4

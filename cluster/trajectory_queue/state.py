@@ -2,7 +2,7 @@
 
 A group goes  granted (in flight) -> ready -> leased -> trained,  or is dropped for a named reason
 on the way. This class is not concurrent: one owner calls it (the Ray actor in
-`trajectory_queue.py`, the simulator, a test), the clock is injected.
+`ray_queue.py`, the simulator, a test), the clock is injected.
 
 Invariants
     a group id is accepted once; a repeated or late put changes nothing and is counted
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from actors.admission import capacity, may_lease, trainable
 from actors.task_queue import Grant, PutOutcome
 from actors.trajectory.record import DropReason
-from cluster.events import QueueStats
-from cluster.ledger import Ledger, check_closed
-from cluster.queue_records import GroupSummary, Lease, QueuePolicy
+from cluster.observing.events import QueueStats
+from cluster.trajectory_queue.ledger import Ledger, check_closed
+from cluster.trajectory_queue.records import GroupSummary, Lease, QueuePolicy
 from correction.errors import RunError
 from correction.versions import PolicyVersion
 

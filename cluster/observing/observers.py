@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from cluster.events import (
+from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
     EvaluationEvent,

@@ -27,9 +27,9 @@ from ray.util.queue import Empty, Full
 from actors.task_queue import Grant, PutOutcome
 from actors.trajectory.codec import decode_group
 from actors.trajectory.record import DropReason
-from cluster.events import QueueStats
-from cluster.queue_records import GroupSummary, Lease, QueuePolicy
-from cluster.queue_state import QueueState
+from cluster.observing.events import QueueStats
+from cluster.trajectory_queue.records import GroupSummary, Lease, QueuePolicy
+from cluster.trajectory_queue.state import QueueState
 from correction.errors import TrajectoryError
 from correction.versions import PolicyVersion
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
-from cluster import distributions
-from cluster.accounts import ActorAccount, LearnerClock, ReuseAccount
-from cluster.diagnostic_metrics import ESS_BOUNDED, ESS_RAW
-from cluster.distributions import Quantiles
-from cluster.events import (
+from cluster.observing import distributions
+from cluster.observing.accounts import ActorAccount, LearnerClock, ReuseAccount
+from cluster.observing.diagnostic_metrics import ESS_BOUNDED, ESS_RAW
+from cluster.observing.distributions import Quantiles
+from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
     EvaluationEvent,
@@ -23,7 +23,7 @@ from cluster.events import (
     QueueStats,
     StepEvent,
 )
-from cluster.step_log import event_record
+from cluster.observing.step_log import event_record
 from correction.versions import PolicyVersion
 
 Status = Literal["done", "failed"]

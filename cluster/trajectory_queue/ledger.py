@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from actors.trajectory.record import DropReason
-from cluster.events import LedgerCounts
+from cluster.observing.events import LedgerCounts
 from correction.errors import RunError
 
 

@@ -20,7 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric as Family
 
-from cluster.metric import Kind, Metric
+from cluster.observing.metric import Kind, Metric
 
 Labels = tuple[str, ...]
 REFUSED = "lagwise_label_sets_refused_total"

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TextIO
 
-from cluster import distributions
-from cluster.events import (
+from cluster.observing import distributions
+from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
     EvaluationEvent,
     QueueStats,
     StepEvent,
 )
-from cluster.view_state import Clock, StepSpan, ViewState, printable
+from cluster.observing.view_state import Clock, StepSpan, ViewState, printable
 
 
 class PlainView:

@@ -14,9 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry, start_http_server
 
-from cluster import diagnostic_metrics, distributions
-from cluster.accounts import ActorAccount, LearnerClock, ReuseAccount
-from cluster.events import (
+from cluster.observing import diagnostic_metrics, distributions
+from cluster.observing.accounts import ActorAccount, LearnerClock, ReuseAccount
+from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
     EvaluationEvent,
@@ -24,8 +24,8 @@ from cluster.events import (
     QueueStats,
     StepEvent,
 )
-from cluster.metric_store import Labels, MetricStore
-from cluster.metrics_catalogue import ACTOR_STATES, CATALOGUE
+from cluster.observing.metric_store import Labels, MetricStore
+from cluster.observing.metrics_catalogue import ACTOR_STATES, CATALOGUE
 from correction.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.events import StepEvent
+from cluster.observing.events import StepEvent
 from learner.step import StepReport
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from cluster.metric import PREFIX, Section
+from cluster.observing.metric import PREFIX, Section
 
 ESS_RAW = "ess_ratio_token_raw"
 ESS_BOUNDED = "ess_ratio_token_bounded"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cluster.events import ActorStats, StepEvent
+from cluster.observing.events import ActorStats, StepEvent
 
 _NEWBORN = ActorStats(
     actor="",

@@ -12,7 +12,7 @@ from typing import Protocol, TextIO
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from cluster.events import (
+from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
     EvaluationEvent,
@@ -20,9 +20,9 @@ from cluster.events import (
     QueueStats,
     StepEvent,
 )
-from cluster.panels import frame
-from cluster.plain_view import PlainView
-from cluster.view_state import Clock, ViewState
+from cluster.observing.panels import frame
+from cluster.observing.plain_view import PlainView
+from cluster.observing.view_state import Clock, ViewState
 
 MIN_REFRESH_S = 0.25
 
