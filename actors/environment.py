@@ -54,7 +54,7 @@ class Environment(Protocol):
         ...
 
     async def step(self, action_text: str) -> StepResult:
-        """Apply what the policy wrote in one turn (stop token stripped)."""
+        """Apply what the policy wrote in one turn: without its end token, with a stop text."""
         ...
 
     def final_reward(self) -> tuple[float, Mapping[str, float]]:

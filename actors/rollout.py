@@ -3,7 +3,8 @@
 Contract
     consumes    a task
     produces    a trajectory, or a failure by name; for a group its survivors and failures
-    waits for   the engine (which answers or fails) and the environment, each call under a deadline
+    waits for   the engine (which answers or fails) and the environment, each call under a
+                deadline, and the whole episode under another
     woken by    them
     invariants  only what the policy caused has a reward: environment failures, engine failures and
                 deadlines are failures, never rewards; the environment is closed exactly once;
@@ -13,17 +14,16 @@ Contract
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 
 from actors.engine import Completion, Engine, GenerationRequest
-from actors.environment import Environment, EnvironmentFamily, StepResult, Task
+from actors.environment import EnvironmentFamily, Task
+from actors.guarded_environment import EpisodeDropped, GuardedEnvironment, told
 from actors.renderer import Renderer
 from actors.trajectory.record import (
     DropReason,
@@ -33,9 +33,7 @@ from actors.trajectory.record import (
     TrajectoryGroup,
     Turn,
 )
-from correction.errors import EngineError, LagwiseError
-
-T = TypeVar("T")
+from correction.errors import EngineError, TrajectoryError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +57,6 @@ class RolloutFailure:
     sampled_tokens: int
 
 
-class _Failed(LagwiseError):
-    """Carries a drop reason up to `rollout`."""
-
-    def __init__(self, reason: DropReason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSetting:
     """All that the episodes of one actor have in common."""
@@ -82,31 +72,50 @@ async def rollout(
     task: Task, setting: RolloutSetting, *, group_id: str, member: int
 ) -> Trajectory | RolloutFailure:
     """Play one episode. What engine and environment do wrong comes back as a failure by name."""
-    episode = _Episode(setting, group_id, member)
+    limits = setting.limits
     try:
-        environment = setting.family.environment(task)
+        environment = GuardedEnvironment(
+            setting.family.environment(task), limits.environment_deadline_s, limits.max_text_chars
+        )
     except Exception as error:
-        return RolloutFailure(DropReason.ENVIRONMENT_ERROR, _told(error), 0)
+        return RolloutFailure(DropReason.ENVIRONMENT_ERROR, told(error), 0)
+    episode = _Episode(setting, environment, group_id, member)
+    deadline = asyncio.timeout(limits.episode_deadline_s)
     try:
-        async with asyncio.timeout(setting.limits.episode_deadline_s):
-            return await episode.play(environment)
-    except TimeoutError:
+        async with deadline:
+            return await episode.play()
+    except TimeoutError as error:
+        if not deadline.expired():
+            return episode.failure(DropReason.ENGINE_ERROR, told(error))
         return episode.failure(DropReason.ROLLOUT_DEADLINE, "the episode took too long")
     except EngineError as error:
-        return episode.failure(DropReason.ENGINE_ERROR, _told(error))
-    except _Failed as failed:
-        return episode.failure(failed.reason, str(failed))
+        return episode.failure(DropReason.ENGINE_ERROR, told(error))
+    except TrajectoryError as error:
+        return episode.failure(DropReason.INVALID, told(error))
+    except EpisodeDropped as dropped:
+        return episode.failure(dropped.reason, str(dropped))
     finally:
-        await _close(environment, setting.limits.environment_deadline_s)
+        await environment.close()
 
 
 async def rollout_group(
     task: Task, setting: RolloutSetting, *, run_id: str, group_id: str, group_size: int
 ) -> TrajectoryGroup:
-    """Play all siblings of a task at once; survivors and failures, accounted."""
-    outcomes = await asyncio.gather(
-        *(rollout(task, setting, group_id=group_id, member=member) for member in range(group_size))
-    )
+    """Play all siblings of a task at once; survivors and failures, accounted.
+
+    When cancelled, or when one member meets an error that is nobody's failure but ours, all are
+    cancelled and have closed their environments before this ends.
+    """
+    members = [
+        asyncio.create_task(rollout(task, setting, group_id=group_id, member=member))
+        for member in range(group_size)
+    ]
+    try:
+        outcomes = await asyncio.gather(*members)
+    finally:
+        for running in members:
+            running.cancel()
+        await asyncio.gather(*members, return_exceptions=True)
     failures: Counter[DropReason] = Counter()
     failed_tokens: Counter[DropReason] = Counter()
     for outcome in outcomes:
@@ -125,66 +134,79 @@ async def rollout_group(
     )
 
 
+def all_identical(group: TrajectoryGroup) -> bool:
+    """Whether two or more survivors sampled exactly the same tokens in every turn.
+
+    Normal for a policy that is sure; as a rule, at temperature > 0, it says that the engine's
+    random numbers are shared or fixed. Worth a counter.
+    """
+    actions = {
+        tuple(turn.action_ids.tobytes() for turn in trajectory.turns)
+        for trajectory in group.trajectories
+    }
+    return len(group.trajectories) > 1 and len(actions) == 1
+
+
 @dataclass(slots=True)
 class _Episode:
     """State of one episode while it is played."""
 
     setting: RolloutSetting
+    environment: GuardedEnvironment
     group_id: str
     member: int
     turns: list[Turn] = field(default_factory=list)
     context_ids: list[int] = field(default_factory=list)
     observation_ids: list[int] = field(default_factory=list)
-    environment_s: float = 0.0
+    sampled_tokens: int = 0
     began_s: float = field(default_factory=time.monotonic)
     started_at_s: float = field(default_factory=time.time)
 
-    async def play(self, environment: Environment) -> Trajectory:
+    async def play(self) -> Trajectory:
         """Turn by turn until the environment or a limit ends it."""
-        self._observe(self.setting.renderer.prompt_ids(await self._reset(environment)))
+        self._observe(self.setting.renderer.prompt_ids(await self.environment.reset()))
         while True:
-            if self._overflows():
-                return self._cut(EndReason.CONTEXT_OVERFLOW, environment)
+            if self._is_full():
+                return self._cut(EndReason.CONTEXT_OVERFLOW)
             completion = await self._generate()
             if completion.finish == "length":
                 self._keep(completion, tool_calls=0)
-                return self._cut(self._why_cut(), environment)
-            result = await self._step(environment, completion)
+                full = self._is_full()
+                return self._cut(EndReason.CONTEXT_OVERFLOW if full else EndReason.MAX_TOKENS)
+            text = self.setting.renderer.action_text(completion.action_ids.tolist())
+            result = await self.environment.step(text)
             self._keep(completion, result.tool_calls)
             if result.done:
                 return self._finish(EndReason.DONE, result.reward, result.reward_parts)
             if len(self.turns) == self.setting.limits.max_turns:
-                return self._cut(EndReason.MAX_TURNS, environment)
-            self._observe(self.setting.renderer.observation_ids(result.text))
+                return self._cut(EndReason.MAX_TURNS)
+            last = int(completion.action_ids[-1])
+            self._observe(self.setting.renderer.observation_ids(result.text, last))
 
     def failure(self, reason: DropReason, detail: str) -> RolloutFailure:
-        """What has been sampled so far, as a failure."""
-        return RolloutFailure(reason, detail, sum(len(turn.action_ids) for turn in self.turns))
-
-    # --- engine ----------------------------------------------------------------------------
+        """This episode as a failure, with what it had sampled so far."""
+        return RolloutFailure(reason, detail, self.sampled_tokens)
 
     async def _generate(self) -> Completion:
-        sampling = self.setting.sampling
-        return await self.setting.engine.generate(
+        completion = await self.setting.engine.generate(
             GenerationRequest(
                 request_id=f"{self.group_id}/{self.member}/{len(self.turns)}",
                 context_ids=tuple(self.context_ids),
-                sampling=sampling,
+                sampling=self.setting.sampling,
             )
         )
+        self.sampled_tokens += len(completion.action_ids)
+        if not np.isfinite(completion.behaviour_logprobs).all():
+            raise EpisodeDropped(DropReason.NON_FINITE, "a behaviour logprob is not finite")
+        return completion
 
     def _observe(self, ids: list[int]) -> None:
         self.observation_ids = ids
         self.context_ids += ids
 
-    def _overflows(self) -> bool:
-        """Whether not even one more token fits, or nothing of the first context is left to see."""
+    def _is_full(self) -> bool:
+        """Whether not even one more token fits the engine's context."""
         return len(self.context_ids) >= self.setting.engine.max_context_tokens
-
-    def _why_cut(self) -> EndReason:
-        if len(self.context_ids) >= self.setting.engine.max_context_tokens:
-            return EndReason.CONTEXT_OVERFLOW
-        return EndReason.MAX_TOKENS
 
     def _keep(self, completion: Completion, tool_calls: int) -> None:
         self.turns.append(
@@ -196,88 +218,30 @@ class _Episode:
                 finish=completion.finish,
                 tool_calls=tool_calls,
                 generation_s=completion.generation_s,
-                environment_s=self.environment_s,
+                environment_s=self.environment.take_spent_s(),
                 engine_incarnation=self.setting.engine.incarnation,
             )
         )
         self.context_ids += completion.action_ids.tolist()
-        self.environment_s = 0.0
 
-    # --- environment -------------------------------------------------------------------------
-
-    async def _reset(self, environment: Environment) -> str:
-        return self._text(await self._call(environment.reset()))
-
-    async def _step(self, environment: Environment, completion: Completion) -> StepResult:
-        text = self.setting.renderer.action_text(completion.action_ids.tolist())
-        result = await self._call(environment.step(text))
-        if not isinstance(result, StepResult):
-            raise _Failed(DropReason.ENVIRONMENT_ERROR, f"step returned {type(result).__name__}")
-        self._text(result.text)
-        return result
-
-    async def _call(self, work: Awaitable[T]) -> T:
-        """One call into the environment, timed, under its deadline."""
-        began = time.monotonic()
-        deadline = asyncio.timeout(self.setting.limits.environment_deadline_s)
-        try:
-            async with deadline:
-                return await work
-        except Exception as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
-                reason = DropReason.ENVIRONMENT_TIMEOUT
-            else:
-                reason = DropReason.ENVIRONMENT_ERROR
-            raise _Failed(reason, _told(error)) from error
-        finally:
-            self.environment_s += time.monotonic() - began
-
-    def _text(self, text: object) -> str:
-        if not isinstance(text, str):
-            raise _Failed(DropReason.ENVIRONMENT_ERROR, f"{type(text).__name__} instead of text")
-        if len(text) > self.setting.limits.max_text_chars:
-            raise _Failed(DropReason.ENVIRONMENT_ERROR, f"a text of {len(text)} characters")
-        return text
-
-    # --- the end -------------------------------------------------------------------------------
-
-    def _cut(self, reason: EndReason, environment: Environment) -> Trajectory:
+    def _cut(self, reason: EndReason) -> Trajectory:
         """End an episode that hit a limit, with what the environment gives for it."""
-        try:
-            reward, parts = environment.final_reward()
-        except Exception as error:
-            raise _Failed(DropReason.ENVIRONMENT_ERROR, _told(error)) from error
-        return self._finish(reason, reward, parts)
+        if not self.turns:
+            prompt = f"a prompt of {len(self.context_ids)} tokens does not fit the context"
+            raise EpisodeDropped(DropReason.OVERFLOW, prompt)
+        return self._finish(reason, *self.environment.final_reward())
 
     def _finish(self, reason: EndReason, reward: float, parts: Mapping[str, float]) -> Trajectory:
-        numbers = {"reward": reward, **parts}
-        for name, value in numbers.items():
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise _Failed(DropReason.ENVIRONMENT_ERROR, f"{name} is {value!r}")
-        if not self.turns:
-            raise _Failed(DropReason.ENVIRONMENT_ERROR, "the prompt does not fit the context")
         return Trajectory(
             trajectory_id=f"{self.group_id}/{self.member}",
             group_id=self.group_id,
             member=self.member,
             turns=tuple(self.turns),
-            reward=float(reward),
-            reward_parts={name: float(value) for name, value in parts.items()},
+            reward=reward,
+            reward_parts=parts,
             end_reason=reason,
             sampling=self.setting.sampling,
             kv_mode=self.setting.engine.kv_mode,
             started_at_s=self.started_at_s,
             duration_s=time.monotonic() - self.began_s,
         )
-
-
-async def _close(environment: Environment, deadline_s: float) -> None:
-    """Release the environment; what fails here cannot undo the episode."""
-    try:
-        await asyncio.wait_for(environment.close(), deadline_s)
-    except Exception:
-        return
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
