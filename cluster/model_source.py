@@ -63,8 +63,8 @@ def _starter(seed: int, observer: Observer) -> Path:
             observer.on_message("info", f"starter policy: {done}/{total} steps, loss {loss:.3f}")
 
     folder = make_starter(CACHE, seed=seed, report=report, threads=2)
-    success = read_result(folder).get("success")
-    observer.on_message("info", f"starter policy {folder}, held-out success {success}")
+    heldout = read_result(folder)["heldout"]
+    observer.on_message("info", f"starter policy {folder}, held out: {heldout}")
     return folder
 
 

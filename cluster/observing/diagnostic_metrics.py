@@ -1,4 +1,4 @@
-"""How the diagnostics of `correction.diagnostics.summarise` become Prometheus gauges.
+"""How the diagnostics of `correction.pooling.summarise` become Prometheus gauges.
 
 All describe the last step. A diagnostic that a step does not have (no token in a bucket of lag)
 is absent from the endpoint too, instead of keeping the value of an earlier step.
