@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from actors.engine import Engine
+from actors.rollout import all_identical
 from actors.task_queue import Grant, PutOutcome, TaskQueue
 from actors.trajectory.codec import encode_group
 from actors.trajectory.record import DropReason, TrajectoryGroup
@@ -30,13 +31,17 @@ RollGroup = Callable[[Grant], Awaitable[TrajectoryGroup]]
 
 @dataclass(slots=True)
 class LoopCounters:
-    """What the loop has done since it started."""
+    """What the loop has done since it started.
+
+    identical_groups: groups whose members all sampled the same tokens (see `all_identical`).
+    """
 
     groups: int = 0
     idle_s: float = 0.0
     tool_calls: int = 0
     environment_s: float = 0.0
     full_puts: int = 0
+    identical_groups: int = 0
 
 
 class RolloutLoop:
@@ -123,6 +128,7 @@ class RolloutLoop:
         if DropReason.ENGINE_ERROR in group.failures:
             await self._engine_alive()
         self.counters.groups += 1
+        self.counters.identical_groups += all_identical(group)
         for trajectory in group.trajectories:
             self.counters.tool_calls += trajectory.tool_calls
             self.counters.environment_s += trajectory.environment_s
