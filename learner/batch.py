@@ -10,7 +10,6 @@ computed from all of it, whatever the split.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,13 +78,8 @@ class LearnerBatch:
 
         A trajectory's lag is that of its oldest token.
         """
-        tokens: Counter[int] = Counter()
-        trajectories: Counter[int] = Counter()
-        for row in self.rows:
-            lags = lag_versions(row, learner_step)[row.tokens.action_mask]
-            tokens.update(lags.tolist())
-            trajectories[int(lags.max())] += 1
-        return dict(sorted(tokens.items())), dict(sorted(trajectories.items()))
+        lags = [lag_versions(row, learner_step)[row.tokens.action_mask] for row in self.rows]
+        return _counted(np.concatenate(lags)), _counted(np.array([row.max() for row in lags]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +154,11 @@ def lag_versions(row: TrajectoryRow, learner_step: int) -> Int64:
     if lags.min() < 0:
         raise InputError(f"groups: a token of a version after the learner's step {learner_step}")
     return lags
+
+
+def _counted(values: Int64) -> dict[int, int]:
+    found, counts = np.unique(values, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def plan(lengths_tokens: Sequence[int], world_size: int, micro_batch_tokens: int) -> Plan:

@@ -94,10 +94,13 @@ class PolicyLogprobs(torch.nn.Module):
         """
         if bool(action_mask[:, 0].any()):
             raise InputError("action_mask: the first token of a trajectory cannot be an action")
-        at = action_mask.flatten().nonzero()[:, 0]
-        self._wanted = at - 1
-        logits = self.model(input_ids=token_ids, use_cache=False).logits[0]
-        rows = temperature.to(torch.float32)[at // token_ids.shape[1]]
-        chosen = sampled_logprobs(logits, token_ids.flatten()[at], rows)
-        full = torch.zeros(token_ids.numel(), dtype=chosen.dtype, device=chosen.device)
-        return full.index_put((at,), chosen).view(token_ids.shape)
+        # The last token predicts nothing here, so the model does not see it.
+        wanted = action_mask[:, 1:].flatten().nonzero()[:, 0]
+        self._wanted = wanted
+        logits = self.model(input_ids=token_ids[:, :-1], use_cache=False).logits[0]
+        ids = token_ids[:, 1:].flatten()[wanted]
+        rows = wanted // (token_ids.shape[1] - 1)
+        chosen = sampled_logprobs(logits, ids, temperature.to(torch.float32)[rows])
+        shifted = torch.zeros(action_mask[:, 1:].numel(), dtype=chosen.dtype, device=chosen.device)
+        shifted = shifted.index_put((wanted,), chosen).view(len(token_ids), -1)
+        return torch.nn.functional.pad(shifted, (1, 0))

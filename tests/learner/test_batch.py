@@ -142,7 +142,7 @@ def test_lag_histograms_count_tokens_and_trajectories_by_their_oldest_token() ->
 def test_groups_are_numbered_by_position_in_the_batch_and_rewards_follow() -> None:
     groups = made_up_groups(seed=5, count=3)
     batch = assemble(groups)
-    assert batch.group_index.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert batch.group_index.tolist() == [0] * 5 + [1] * 4 + [2] * 4
     wanted = [trajectory.reward for group in groups for trajectory in group.trajectories]
     assert batch.rewards.tolist() == wanted
     assert batch.rewards.dtype == torch.float64

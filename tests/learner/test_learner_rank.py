@@ -253,7 +253,7 @@ def too_few(place: RankPlace, settings: LearnerSettings) -> str:
     rank = LearnerRank(settings, place, PolicyVersion(0, 3))
     group = made_up_groups(count=1)[0]
     alone = dataclasses.replace(
-        group, trajectories=group.trajectories[:1], failures={DropReason.ENGINE_ERROR: 3}
+        group, trajectories=group.trajectories[:1], failures={DropReason.ENGINE_ERROR: 4}
     )
     try:
         rank.train([encode_group(alone)], rank.version)

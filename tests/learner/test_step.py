@@ -13,7 +13,7 @@ import torch
 
 from correction.objective import Denominators, group_advantages, policy_objective
 from correction.versions import PolicyVersion
-from learner.batch import LearnerBatch, assemble, lag_versions
+from learner.batch import LearnerBatch, assemble, lag_versions, plan
 from learner.optimiser import learning_rate_at, parameter_groups
 from learner.rank import LearnerRank
 from learner.settings import LearnerSettings, OptimiserSettings, RankPlace
@@ -113,6 +113,16 @@ def test_the_split_and_its_padding_do_not_change_the_gradient(
     assert difference(alone[split].change, alone["stage 1"].change) < SAME_GRADIENT
 
 
+def test_a_rank_with_a_filler_changes_nothing(
+    alone: dict[str, Trained], together: list[dict[str, Trained]]
+) -> None:
+    layout = plan(assemble(made_up_groups()).lengths_tokens, 2, micro_batch_tokens=1)
+    assert sum(not rows for mine in layout.ranks for rows in mine) == 1
+    split = together[0]["one row a micro-batch"]
+    assert difference(split.change, alone["stage 1"].change) < SAME_GRADIENT
+    assert split.reports[0].loss == pytest.approx(alone["stage 1"].reports[0].loss, rel=1e-6)
+
+
 def test_the_split_does_not_change_a_gradient_of_whole_sequences(
     alone: dict[str, Trained],
 ) -> None:
@@ -140,7 +150,7 @@ def test_each_applied_pass_moves_the_version_and_the_lag_by_one(
     assert [report.reuse for report in reports] == [1, 2, 3]
     # Behaviour versions are 0 and 1, the learner begins at 3.
     assert [sorted(report.lag_tokens) for report in reports] == [[2, 3], [3, 4], [4, 5]]
-    assert [report.lag_trajectories for report in reports] == [{3: 12}, {4: 12}, {5: 12}]
+    assert [report.lag_trajectories for report in reports] == [{3: 13}, {4: 13}, {5: 13}]
     assert all(sum(r.lag_tokens.values()) == r.action_tokens for r in reports)
 
 
