@@ -54,16 +54,19 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs (and, for comparison, of its LLM)."""
     from vllm.config import WeightTransferConfig
 
+    from actors.vllm_scheduler import SCHEDULER
     from actors.vllm_transfer import BACKEND, WORKER_EXTENSION
 
     return {
+        # On GPU vLLM has a scheduler of its own for running ahead of the device.
+        "scheduler_cls": SCHEDULER if settings.device == "cpu" else None,
         "model": str(settings.model_path),
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # not the model's own: it may switch on top_k and top_p
         "dtype": settings.dtype,
         "seed": settings.seed,
         "max_model_len": settings.max_context_tokens,
-        "max_num_seqs": settings.max_running_requests + 1,
+        "max_num_seqs": settings.max_running_requests,
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "enable_prefix_caching": settings.prefix_caching,

@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -31,8 +31,9 @@ from correction.versions import PolicyVersion
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
 
-_CANARY_PRIORITY = -1  # before every rollout, so that a full engine cannot delay a proof
+_CANARY_PRIORITY = -1  # before every rollout: a full engine must not delay a proof
 _LIVENESS_PERIOD_S = 0.25
 
 
@@ -44,8 +45,6 @@ class VllmEngine:
         self._llm = llm
         self._gate = VersionGate(version)
         self._incarnation = uuid.uuid4().hex
-        # One slot more than these exists in vLLM: it is the canary's.
-        self._slots = asyncio.Semaphore(settings.max_running_requests)
         self._vocabulary_size: int = llm.model_config.get_vocab_size()
         self._swapping: asyncio.Task[SwapReport] | None = None
         self._closed = False
@@ -72,7 +71,7 @@ class VllmEngine:
             async with asyncio.timeout(settings.start_timeout_s):
                 await llm.update_weight_version(str(initial_version))
                 if canary is not None:
-                    await engine._prove(canary, initial_version)
+                    await engine._proof(await engine._submit(canary), canary, initial_version)
         except BaseException:
             await engine.close()
             raise
@@ -105,17 +104,16 @@ class VllmEngine:
         """
         self._gate.check_alive()
         parameters = self._parameters(request)
-        async with self._slots:
-            self._running += 1
-            started = time.perf_counter()
-            try:
-                output = await self._sample(request.request_id, request.context_ids, parameters)
-                completion = completion_of(output.outputs[0], time.perf_counter() - started)
-            except EngineError as failure:
-                self._gate.fail(failure)
-                raise
-            finally:
-                self._running -= 1
+        started = time.perf_counter()
+        self._running += 1
+        try:
+            output = await self._gate.run(self._final_output(request, parameters))
+            completion = completion_of(output.outputs[0], time.perf_counter() - started)
+        except EngineError as failure:
+            self._gate.fail(failure)
+            raise
+        finally:
+            self._running -= 1
         await self._gate.release(run.version for run in completion.version_runs)
         self._counts["generated_tokens"] += len(completion.action_ids)
         self._counts["requests"] += 1
@@ -159,33 +157,16 @@ class VllmEngine:
         await asyncio.to_thread(self._llm.shutdown)  # it waits for the process to end
         self._llm.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves to the collector
 
-    async def _sample(
-        self,
-        request_id: str,
-        context_ids: Sequence[int],
-        parameters: SamplingParams,
-        priority: int = 0,
-    ) -> RequestOutput:
-        """The finished output of one request. Raises EngineError when vLLM fails or dies."""
-        return await self._gate.run(
-            self._final_output(request_id, list(context_ids), parameters, priority)
-        )
-
     async def _final_output(
-        self, request_id: str, context_ids: list[int], parameters: SamplingParams, priority: int
+        self, request: GenerationRequest, parameters: SamplingParams
     ) -> RequestOutput:
         from vllm.inputs import tokens_input
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        prompt = tokens_input(context_ids)
-        try:
-            async for output in self._llm.generate(
-                prompt, parameters, request_id, priority=priority
-            ):
+        prompt = tokens_input(list(request.context_ids))
+        with _vllm_errors():
+            async for output in self._llm.generate(prompt, parameters, request.request_id):
                 if output.finished:
                     return output
-        except (EngineDeadError, EngineGenerateError) as failure:
-            raise EngineError(f"vLLM failed: {failure or type(failure).__name__}") from failure
         raise EngineError("vLLM ended a request without an output")
 
     def _parameters(self, request: GenerationRequest) -> SamplingParams:
@@ -209,26 +190,23 @@ class VllmEngine:
                 )
                 await asyncio.to_thread(held.enter_context, segment)
             try:
-                started = time.perf_counter()
                 async with asyncio.timeout(request.deadline_s):
-                    await self._gate.run(self._load(request, phases_s))
-                stall_s = time.perf_counter() - started
-                async with asyncio.timeout(request.deadline_s):
-                    with _timed(phases_s, "verify"):
-                        mismatch = await self._prove(request.manifest.canary, version)
+                    mismatch = await self._gate.run(self._load_and_prove(request, phases_s))
             except Exception as cause:
                 failure = SwapError(f"swap to {version} failed: {cause or type(cause).__name__}")
                 self._gate.fail(failure)
                 raise failure from cause
         self._gate.prove()
         self._counts["swaps"] += 1
+        stall_s = sum(phases_s[phase] for phase in ("pause", "load", "resume"))
         return SwapReport(version, phases_s, stall_s, mismatch)
 
-    async def _load(self, request: SwapRequest, phases_s: dict[str, float]) -> None:
+    async def _load_and_prove(self, request: SwapRequest, phases_s: dict[str, float]) -> float:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         from actors.vllm_transfer import update_info
 
+        manifest = request.manifest
         info = update_info(request, self._settings.segment_directory)
         with _timed(phases_s, "pause"):
             # Not pause_generation: that sleeps for 20 ms, only to order a caller's view of events.
@@ -236,22 +214,36 @@ class VllmEngine:
                 mode="keep", clear_cache=self.kv_mode is KvMode.RECOMPUTE
             )
         with _timed(phases_s, "load"):
-            self._gate.announce(request.manifest.version)
+            self._gate.announce(manifest.version)
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest(info))
-            await self._llm.finish_weight_update(str(request.manifest.version))
+            await self._llm.finish_weight_update(str(manifest.version))
         with _timed(phases_s, "resume"):
+            # Waiting there before the others are let go, the canary is in the first batch.
+            canary = await self._submit(manifest.canary)
             await self._llm.resume_generation()
+        with _timed(phases_s, "verify"):
+            return await self._proof(canary, manifest.canary, manifest.version)
 
-    async def _prove(self, canary: Canary, version: PolicyVersion) -> float:
+    async def _submit(self, canary: Canary) -> RequestOutputCollector:
+        from vllm.inputs import tokens_input
+
+        return await self._llm.add_request(
+            f"canary-{uuid.uuid4().hex}",
+            tokens_input(list(canary.token_ids)),
+            canary_parameters(),
+            priority=_CANARY_PRIORITY,
+        )
+
+    async def _proof(
+        self, submitted: RequestOutputCollector, canary: Canary, version: PolicyVersion
+    ) -> float:
         """Largest mismatch of the canary, through the path that serves every request.
 
         Raises SwapError if it is over the tolerance or not a number, or of another version.
         """
-        request_id = f"canary-{version}-{uuid.uuid4().hex[:8]}"
-        output = await self._sample(
-            request_id, canary.token_ids, canary_parameters(), _CANARY_PRIORITY
-        )
+        with _vllm_errors():
+            output = await submitted.get()
         sampled = output.outputs[0]
         runs = version_runs_of(sampled.weight_versions, len(sampled.token_ids))
         if [run.version for run in runs] != [version]:
@@ -297,3 +289,14 @@ def _timed(phases_s: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     phases_s[name] = time.perf_counter() - started
+
+
+@contextmanager
+def _vllm_errors() -> Iterator[None]:
+    """What vLLM raises when its engine has died or broken a request, as EngineError."""
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        yield
+    except (EngineDeadError, EngineGenerateError) as failure:
+        raise EngineError(f"vLLM failed: {failure or type(failure).__name__}") from failure
