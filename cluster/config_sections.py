@@ -197,7 +197,7 @@ class LearnerSection(Section):
     """Decay of AdamW's two running means."""
     gradient_clip: NotNegative = 1.0
     """Largest global gradient norm; 0 does not clip."""
-    micro_batch_tokens: AtLeastOne = 8192
+    micro_batch_tokens: AtLeastOne = 2048
     """Most tokens, padding included, in one forward pass."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
     """ZeRO stage: what the ranks share out (optimiser, gradients, weights)."""

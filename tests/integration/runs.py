@@ -1,0 +1,74 @@
+"""Starting a run as a user does, for the tests of the whole stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+DEMO = "deploy/runs/demo.toml"
+OURS = ("raylet", "gcs_server", "EngineCore", "ray::")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that ended. directory and summary are those of the run, if it came so far."""
+
+    code: int
+    output: str
+    directory: Path | None
+    summary: dict[str, Any]
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """Lines of steps.jsonl of one kind."""
+        assert self.directory is not None
+        lines = (self.directory / "steps.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def start(root: Path, settings: dict[str, object], config: str = DEMO) -> subprocess.Popen[str]:
+    """Start `lagwise run`."""
+    overrides = {"run.root": str(root), **settings}
+    arguments = [f"--set={key}={json.dumps(value)}" for key, value in overrides.items()]
+    return subprocess.Popen(
+        [sys.executable, "-m", "cluster", "run", config, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], root: Path, timeout_s: float = 280) -> Finished:
+    """Wait for the end of a run."""
+    output, _ = process.communicate(timeout=timeout_s)
+    directories = sorted(root.iterdir()) if root.is_dir() else []
+    directory = directories[-1] if directories else None
+    summary: dict[str, Any] = {}
+    if directory is not None and (directory / "summary.json").is_file():
+        summary = json.loads((directory / "summary.json").read_text())
+    return Finished(process.returncode, output, directory, summary)
+
+
+def run(root: Path, settings: dict[str, object], config: str = DEMO) -> Finished:
+    """Start and finish."""
+    return finish(start(root, settings, config), root)
+
+
+def processes() -> dict[int, str]:
+    """Processes of Ray and vLLM on this machine, by command line."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if any(name in command for name in OURS):
+                found[int(entry.name)] = command
+    return found
