@@ -46,7 +46,7 @@ class RunSection(Section):
     """Folder in which the run directory is made."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "demo"
     """Prefix of the run's id and directory: letters, digits, dot, dash, underscore."""
-    max_steps: AtLeastOne = 80
+    max_steps: AtLeastOne = 100
     """Optimiser steps after which the run is done."""
     max_wall_s: Positive | None = None
     """Seconds after which the run ends in order; without it only max_steps ends it."""
@@ -187,7 +187,7 @@ class LearnerSection(Section):
     """Groups in one batch."""
     max_reuse: AtLeastOne = 1
     """Optimiser passes over one batch. Every pass after the first adds a version of lag."""
-    learning_rate: Positive = 3e-4
+    learning_rate: Positive = 5e-4
     """Peak learning rate of AdamW."""
     warmup_steps: AtLeastZero = 0
     """Applied optimiser steps until the learning rate has its peak."""

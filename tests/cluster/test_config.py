@@ -53,6 +53,10 @@ def test_the_demo_ships() -> None:
     assert "demo.toml" in [path.name for path in RUNS]
 
 
+def test_the_demos_file_says_the_defaults() -> None:
+    assert load_config(next(path for path in RUNS if path.name == "demo.toml")) == RunConfig()
+
+
 def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
     assert loaded("", tmp_path) == RunConfig()
 
