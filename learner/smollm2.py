@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from correction.errors import ConfigError, LagwiseError
 
@@ -58,18 +59,29 @@ def packaged_gguf() -> Path:
 
 def _write(source: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     place, name = str(source.parent), source.name
-    tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
-    model = AutoModelForCausalLM.from_pretrained(
-        place,
-        gguf_file=name,
-        quantization_config=GgufConfig(dequantize=True),  # else the weights stay quantised
-        dtype=torch.bfloat16,
-    )
+    config = AutoConfig.from_pretrained(place, gguf_file=name)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    _load(model, source)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(place, gguf_file=name).save_pretrained(folder)
+
+
+def _load(model: Any, source: Path) -> None:  # noqa: ANN401
+    """Fill a model with the dequantised tensors.
+
+    By the reader that `from_pretrained(gguf_file=...)` uses itself, but without it: that one asks
+    for the package accelerate, which imports DeepSpeed into every process that saves a model.
+    """
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    tensors = load_gguf_checkpoint(str(source), return_tensors=True, model_to_load=model)["tensors"]
+    outcome = model.load_state_dict(tensors, strict=False)
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    if outcome.unexpected_keys or set(outcome.missing_keys) - tied:
+        raise ConfigError(f"{source.name} does not fit its architecture: {outcome}")
 
 
 def main(arguments: list[str]) -> int:
