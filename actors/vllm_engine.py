@@ -25,7 +25,7 @@ from actors.vllm_completion import canary_mismatch, completion_of, version_runs_
 from actors.vllm_settings import VllmSettings, engine_environment
 from actors.weight_segment import open_segment
 from actors.weights import Canary, SwapReport, SwapRequest
-from correction.errors import ConfigError, EngineError, InputError, SwapError, SwapRefused
+from correction.errors import ConfigError, EngineError, InputError, SwapError
 from correction.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class VllmEngine:
         self._gate = VersionGate(version)
         self._incarnation = uuid.uuid4().hex
         self._vocabulary_size: int = llm.model_config.get_vocab_size()
-        self._swapping: asyncio.Task[SwapReport] | None = None
         self._closed = False
         self._running = 0
         self._counts = {"generated_tokens": 0, "requests": 0, "swaps": 0}
@@ -71,7 +70,9 @@ class VllmEngine:
             async with asyncio.timeout(settings.start_timeout_s):
                 await llm.update_weight_version(str(initial_version))
                 if canary is not None:
+                    engine._gate.announce(initial_version)
                     await engine._proof(await engine._submit(canary), canary, initial_version)
+                    engine._gate.prove()
         except BaseException:
             await engine.close()
             raise
@@ -124,13 +125,9 @@ class VllmEngine:
         self._gate.check_alive()
         if len(request.manifest.canary.token_ids) < 2:
             raise InputError("a canary needs two tokens or more: a swap cannot be proven without")
-        if self._swapping is not None:
-            raise SwapRefused("busy", "another swap is running")
-        if request.manifest.version <= self.version:
+        if not self._gate.is_news(request.manifest.version):
             return SwapReport(self.version)
-        self._swapping = asyncio.create_task(self._swap(request))
-        self._swapping.add_done_callback(self._swap_ended)
-        return await asyncio.shield(self._swapping)
+        return await self._gate.alone(self._swap(request))
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -189,14 +186,9 @@ class VllmEngine:
                     self._settings.segment_directory, request.segment, request.manifest
                 )
                 await asyncio.to_thread(held.enter_context, segment)
-            try:
-                async with asyncio.timeout(request.deadline_s):
-                    mismatch = await self._gate.run(self._load_and_prove(request, phases_s))
-            except Exception as cause:
-                failure = SwapError(f"swap to {version} failed: {cause or type(cause).__name__}")
-                self._gate.fail(failure)
-                raise failure from cause
-        self._gate.prove()
+            mismatch = await self._gate.commit(
+                version, request.deadline_s, self._load_and_prove(request, phases_s)
+            )
         self._counts["swaps"] += 1
         stall_s = sum(phases_s[phase] for phase in ("pause", "load", "resume"))
         return SwapReport(version, phases_s, stall_s, mismatch)
@@ -256,11 +248,6 @@ class VllmEngine:
             )
         return mismatch
 
-    def _swap_ended(self, task: asyncio.Task[SwapReport]) -> None:
-        self._swapping = None
-        if not task.cancelled():
-            task.exception()  # retrieved here, because the caller may have been cancelled
-
     async def _watch(self) -> None:
         """vLLM tells nobody that its process died, except requests that are running."""
         while not self._llm.errored:
@@ -299,4 +286,4 @@ def _vllm_errors() -> Iterator[None]:
     try:
         yield
     except (EngineDeadError, EngineGenerateError) as failure:
-        raise EngineError(f"vLLM failed: {failure or type(failure).__name__}") from failure
+        raise EngineError(f"vLLM failed: {str(failure) or type(failure).__name__}") from failure
