@@ -5,21 +5,22 @@ from typing import cast
 
 import pytest
 
-from actors.rollout import (
-    all_identical,
-    rollout_group,
-)
-from actors.trajectory.record import (
-    DropReason,
-    TrajectoryGroup,
-)
+from actors.engine import GenerationRequest
+from actors.environments.calculator import CalculatorFamily, solve
+from actors.renderer import PlainRenderer
+from actors.rollout import RolloutLimits, RolloutSetting, all_identical, rollout_group
+from actors.scripted_engine import EngineScript, ScriptedEngine
+from actors.trajectory.record import DropReason, SamplingParameters, TrajectoryGroup
+from correction.versions import PolicyVersion
 from tests.actors.rollout_doubles import (
     NEVER_S,
     TASK,
+    TOKENIZER,
     Plan,
     PlanFamily,
     Reply,
     WritingEngine,
+    encode,
     hangs,
     raises,
     says_ab,
@@ -99,3 +100,34 @@ def test_identical_siblings_are_noticed() -> None:
         return f"{next(letters)}]"
 
     assert not all_identical(asyncio.run(group_of([Plan(), Plan()], varies)))
+
+
+def test_a_scripted_engine_that_dies_fails_the_members_that_still_needed_it() -> None:
+    family = CalculatorFamily()
+    renderer = PlainRenderer(TOKENIZER, family.stop_texts)
+    ended = TOKENIZER.eos_token_id
+
+    def write(request: GenerationRequest) -> list[int]:
+        text = str(TOKENIZER.decode(list(request.context_ids)[1:]))
+        solution = solve(text.split("[")[0])
+        calls = text.count("{")
+        return (
+            encode(solution.calls[calls]) if calls < 2 else [*encode(f"={solution.answer}"), ended]
+        )
+
+    engine = ScriptedEngine(
+        EngineScript(write=write, dies_at_generate=frozenset({8})), PolicyVersion(0, 3)
+    )
+    whole = RolloutSetting(
+        engine=engine,
+        family=family,
+        renderer=renderer,
+        sampling=SamplingParameters(1.0, 16, renderer.stop_token_ids),
+        limits=RolloutLimits(4, NEVER_S, NEVER_S),
+    )
+    task = family.task("train", 0)
+    group = asyncio.run(rollout_group(task, whole, run_id="run", group_id="g", group_size=3))
+    assert group.failures[DropReason.ENGINE_ERROR] + len(group.trajectories) == 3
+    assert group.failures[DropReason.ENGINE_ERROR] >= 1
+    assert group.failed_tokens[DropReason.ENGINE_ERROR] > 0
+    assert all(trajectory.reward == 1.0 for trajectory in group.trajectories)
