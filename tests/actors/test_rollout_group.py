@@ -115,18 +115,19 @@ def test_a_scripted_engine_that_dies_fails_the_members_that_still_needed_it() ->
             encode(solution.calls[calls]) if calls < 2 else [*encode(f"={solution.answer}"), ended]
         )
 
-    engine = ScriptedEngine(
-        EngineScript(write=write, dies_at_generate=frozenset({8})), PolicyVersion(0, 3)
-    )
-    whole = RolloutSetting(
-        engine=engine,
-        family=family,
-        renderer=renderer,
-        sampling=SamplingParameters(1.0, 16, renderer.stop_token_ids),
-        limits=RolloutLimits(4, NEVER_S, NEVER_S),
-    )
-    task = family.task("train", 0)
-    group = asyncio.run(rollout_group(task, whole, run_id="run", group_id="g", group_size=3))
+    async def play() -> TrajectoryGroup:
+        script = EngineScript(write=write, dies_at_generate=frozenset({8}))
+        whole = RolloutSetting(
+            engine=ScriptedEngine(script, PolicyVersion(0, 3)),
+            family=family,
+            renderer=renderer,
+            sampling=SamplingParameters(1.0, 16, renderer.stop_token_ids),
+            limits=RolloutLimits(4, NEVER_S, NEVER_S),
+        )
+        task = family.task("train", 0)
+        return await rollout_group(task, whole, run_id="run", group_id="g", group_size=3)
+
+    group = asyncio.run(play())
     assert group.failures[DropReason.ENGINE_ERROR] + len(group.trajectories) == 3
     assert group.failures[DropReason.ENGINE_ERROR] >= 1
     assert group.failed_tokens[DropReason.ENGINE_ERROR] > 0
