@@ -1,6 +1,6 @@
 """What a rollout actor asks of the trajectory queue: tasks to start, and a place for results.
 
-The queue implements it (cluster/trajectory_queue.py over Ray; tests use the plain state machine).
+The queue implements it (over Ray: cluster/trajectory_queue/ray_queue.py).
 Neither call ever parks: an actor that gets no grant or hears FULL asks again later.
 """
 
