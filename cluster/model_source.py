@@ -62,7 +62,7 @@ def _starter(seed: int, observer: Observer) -> Path:
             told = done * 10 // total
             observer.on_message("info", f"starter policy: {done}/{total} steps, loss {loss:.3f}")
 
-    folder = make_starter(CACHE, seed=seed, report=report, threads=2)
+    folder = make_starter(CACHE, seed=seed, report=report, threads=1)
     heldout = read_result(folder)["heldout"]
     observer.on_message("info", f"starter policy {folder}, held out: {heldout}")
     return folder
