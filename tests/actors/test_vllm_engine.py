@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from actors.engine import Completion, GenerationRequest
-from actors.trajectory.record import SamplingParameters
+from actors.trajectory.record import KvMode, SamplingParameters
 from actors.vllm_engine import VllmEngine
 from actors.vllm_settings import VllmSettings, engine_environment
 from actors.weight_packing import pack
@@ -121,7 +121,9 @@ class Learner:
 class Stand:
     """One engine, its learner and the loop that they live on."""
 
-    def __init__(self, directory: Path, model: torch.nn.Module) -> None:
+    def __init__(
+        self, directory: Path, model: torch.nn.Module, kv_mode: KvMode = KvMode.RECOMPUTE
+    ) -> None:
         model.save_pretrained(directory / "model")  # type: ignore[operator]
         self.directory = directory
         self.settings = VllmSettings(
@@ -130,6 +132,7 @@ class Stand:
             max_context_tokens=400,
             max_running_requests=16,
             kv_cache_bytes=64 << 20,
+            kv_mode=kv_mode,
         )
         self.patch = pytest.MonkeyPatch()
         for name, value in engine_environment(self.settings).items():
@@ -138,7 +141,10 @@ class Stand:
             SegmentStore(directory / "segments", RUN), {PolicyVersion(0, 0): model}
         )
         self.runner = asyncio.Runner()
-        self.engine = self.run(VllmEngine.create(self.settings, PolicyVersion(0, 0)))
+        self.engine = self.run(self.create())
+
+    async def create(self, canary: Canary | None = None) -> VllmEngine:
+        return await VllmEngine.create(self.settings, PolicyVersion(0, 0), canary)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(asyncio.wait_for(work, 120))
@@ -246,6 +252,24 @@ def test_agreement_holds_after_several_swaps_in_flight(stand: Stand) -> None:
     assert max(stand.run(work())) < 1e-4
 
 
+def test_proof_does_not_wait_for_a_full_engine(stand: Stand) -> None:
+    async def work() -> None:
+        contexts = [[5, 6, 7 + n] for n in range(40)]
+        jobs = [
+            asyncio.create_task(stand.engine.generate(request(f"q{n}", context, 100)))
+            for n, context in enumerate(contexts)
+        ]
+        published = stand.learner.publish(stand.learner.train())
+        await asyncio.sleep(0.1)
+        assert not any(job.done() for job in jobs)
+        await stand.engine.swap(published)
+        assert not any(job.done() for job in jobs)
+        for context, completion in zip(contexts, await asyncio.gather(*jobs), strict=True):
+            assert stand.learner.worst_difference(context, completion) < 1e-4
+
+    stand.run(work())
+
+
 def test_version_that_is_not_newer_is_skipped(stand: Stand) -> None:
     current = stand.engine.version
     report = stand.run(stand.engine.swap(stand.learner.publish(current)))
@@ -347,6 +371,35 @@ def test_failed_canary_releases_no_token_and_moves_nothing(tmp_path: Path) -> No
         good = stand.learner.publish(stand.learner.newest)
         with pytest.raises(EngineError, match="canary"):
             stand.run(stand.engine.swap(good))
+    finally:
+        stand.close()
+
+
+def test_model_folder_that_is_not_the_learner_s_is_refused_at_the_start(tmp_path: Path) -> None:
+    stand = fresh(tmp_path)
+    try:
+        stand.run(stand.engine.close())
+        right = stand.learner.publish(PolicyVersion(0, 0)).manifest.canary
+        wrong = replace(right, logprobs=tuple(value - 0.1 for value in right.logprobs))
+        with pytest.raises(EngineError, match="canary"):
+            stand.run(stand.create(wrong))
+        stand.engine = stand.run(stand.create(right))
+        assert stand.run(episode(stand, "n", 1, 8)) < 1e-4
+    finally:
+        stand.close()
+
+
+def test_kept_kv_swaps_without_recomputing(tmp_path: Path) -> None:
+    stand = Stand(tmp_path, make_model(tied=True), KvMode.KEEP)
+    try:
+        stand.run(episode(stand, "warm", 1, 8))
+        report, completions, contexts = stand.run(swap_while_running(stand))
+        assert report.mismatch < 1e-4
+        worst = [
+            stand.learner.worst_difference(context, completion)
+            for context, completion in zip(contexts, completions, strict=True)
+        ]
+        assert min(worst) > 1e-2  # the hybrid policy of old KV and new weights is neither version's
     finally:
         stand.close()
 
