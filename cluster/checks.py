@@ -1,8 +1,8 @@
 """Rules between the fields of a configuration: what could deadlock, starve or teach nothing.
 
-Each rule is one short pure function: a configuration in, a problem or None out. All problems are
-reported together, before anything is started. Cheap rules come first; the one that composes the
-correction loads torch, so it is asked only where the others found nothing.
+Each rule is one short function: a configuration in, a problem or None out. All problems are
+reported together, before anything is started. Cheap rules come first; those that look at the disk
+or load torch are asked only where the others found nothing.
 """
 
 from __future__ import annotations
@@ -267,6 +267,28 @@ def _correction_fits(config: RunConfig) -> Problem:
     )
 
 
+def _model_is_there(config: RunConfig) -> Problem:
+    """Finds the model, which must be one whose weights can be swapped."""
+    from cluster.model_source import find_model
+
+    try:
+        find_model(config)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _environment_is_known(config: RunConfig) -> Problem:
+    """Builds the environment family and its first task."""
+    from actors.environment import make_family
+
+    try:
+        make_family(config.environment.name, config.environment.options).task("train", 0)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 RULES: tuple[Callable[[RunConfig], Problem], ...] = (
     _reuse_within_lag,
     _broadcast_within_lag,
@@ -287,5 +309,9 @@ RULES: tuple[Callable[[RunConfig], Problem], ...] = (
 )
 """Rules that need nothing but the configuration."""
 
-LATE_RULES: tuple[Callable[[RunConfig], Problem], ...] = (_correction_fits,)
-"""Rules that load torch."""
+LATE_RULES: tuple[Callable[[RunConfig], Problem], ...] = (
+    _model_is_there,
+    _environment_is_known,
+    _correction_fits,
+)
+"""Rules that look at the disk or load torch."""

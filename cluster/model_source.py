@@ -18,12 +18,18 @@ CACHE = Path(".cache")
 
 
 def model_folder(config: RunConfig, observer: Observer) -> Path:
-    """Folder of the model to start from; made first where it is the starter.
+    """Folder of the model to start from; made first where it is the starter."""
+    found = find_model(config)
+    return _starter(config.run.seed, observer) if found is None else found
+
+
+def find_model(config: RunConfig) -> Path | None:
+    """Folder of a model that is there, None for the starter, which is made.
 
     Raises ConfigError for a folder that is none, or a model whose weights cannot be swapped.
     """
     if config.model.path == STARTER:
-        return _starter(config.run.seed, observer)
+        return None
     folder = Path(config.model.path)
     if not folder.is_dir():
         folder = _from_cache(config)

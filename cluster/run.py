@@ -31,7 +31,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def run(config: RunConfig) -> int:
     """Train; returns 0, or raises ConfigError (nothing was started) or RunError (first cause)."""
     check_config(config)
-    assembly.recipe(config)
     directory = RunDirectory.create(Path(config.run.root), config.run.name)
     directory.write_config(resolved(config))
     summary = SummaryBuilder(seed=config.run.seed)
@@ -45,10 +44,9 @@ def run(config: RunConfig) -> int:
 
     with ExitStack() as stack:
         observers = _observers(config, directory, summary, stack)
-        stop_requested = stack.enter_context(_stop_signals(observers))
         observers.on_message("info", f"run {directory.path} seed {config.run.seed}")
         try:
-            reason = _supervised(config, directory, observers, stop_requested)
+            reason = _supervised(config, directory, observers)
         except ConfigError as error:
             finish("failed", "configuration", str(error))
             raise
@@ -60,24 +58,20 @@ def run(config: RunConfig) -> int:
     return 0
 
 
-def _supervised(
-    config: RunConfig,
-    directory: RunDirectory,
-    observers: Observers,
-    stop_requested: Callable[[], str | None],
-) -> str:
-    """Model, cluster, supervisor."""
-    model_path = model_folder(config, observers)
+def _supervised(config: RunConfig, directory: RunDirectory, observers: Observers) -> str:
+    """Cluster, model, supervisor."""
     with ray_session(assembly.needed_resources(config)["CPU"]) as resources:
         check_resources(config, resources)
-        return Supervisor(
-            config,
-            run_id=directory.path.name,
-            model_path=model_path,
-            policy_folder=directory.policy_path,
-            observer=observers,
-            stop_requested=stop_requested,
-        ).run()
+        model_path = model_folder(config, observers)
+        with _stop_signals() as stop_requested:
+            return Supervisor(
+                config,
+                run_id=directory.path.name,
+                model_path=model_path,
+                policy_folder=directory.policy_path,
+                observer=observers,
+                stop_requested=stop_requested,
+            ).run()
 
 
 def _observers(
@@ -100,7 +94,7 @@ def _observers(
 
 
 @contextmanager
-def _stop_signals(observers: Observers) -> Iterator[Callable[[], str | None]]:
+def _stop_signals() -> Iterator[Callable[[], str | None]]:
     """The first SIGTERM or Ctrl-C asks for an orderly end, the second ends at once."""
     asked: list[str] = []
 

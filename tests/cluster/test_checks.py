@@ -86,7 +86,7 @@ BOUNDARIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"learner.zero_stage": 0, "model.dtype": "bfloat16"},
         {"learner.zero_stage": 0, "model.dtype": "float32"},
     ),
-    ("learner.warmup_steps", {"learner.warmup_steps": 81}, {"learner.warmup_steps": 80}),
+    ("learner.warmup_steps", {"learner.warmup_steps": 101}, {"learner.warmup_steps": 100}),
     (
         "engine.enforce_eager",
         {"engine.enforce_eager": False},
@@ -127,6 +127,8 @@ BOUNDARIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"rollout.group_size": 1},
         {"rollout.group_size": 2},
     ),
+    ("model.path", {"model.path": "no/such/folder"}, {"model.path": "starter"}),
+    ("environment.name", {"environment.name": "calculatr"}, {"environment.name": "calculator"}),
 ]
 
 
