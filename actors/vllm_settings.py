@@ -6,6 +6,7 @@ starts the engine's process.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,12 +87,15 @@ def engine_environment(settings: VllmSettings) -> dict[str, str]:
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
         "VLLM_CONFIGURE_LOGGING": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_timeout_s)),
         "TOKENIZERS_PARALLELISM": "false",
     }
     if settings.device == "cpu":
         environment |= {
             "OMP_NUM_THREADS": str(settings.threads),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # The process waits for a last message to be read that nobody reads any more.
+            "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
         }
         if settings.tensor_parallel_size == 1:
             environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
