@@ -12,7 +12,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DEMO = "deploy/runs/demo.toml"
-OURS = ("raylet", "gcs_server", "EngineCore", "ray::")
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,10 @@ class Finished:
         return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
+MARK = "LAGWISE_TEST_RUN"
+"""Environment variable that every process of a run inherits, so that others' are not ours."""
+
+
 def start(root: Path, settings: dict[str, object], config: str = DEMO) -> subprocess.Popen[str]:
     """Start `lagwise run`."""
     overrides = {"run.root": str(root), **settings}
@@ -38,6 +41,7 @@ def start(root: Path, settings: dict[str, object], config: str = DEMO) -> subpro
     return subprocess.Popen(
         [sys.executable, "-m", "cluster", "run", config, *arguments],
         cwd=ROOT,
+        env={**os.environ, MARK: str(root)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -60,15 +64,17 @@ def run(root: Path, settings: dict[str, object], config: str = DEMO) -> Finished
     return finish(start(root, settings, config), root)
 
 
-def processes() -> dict[int, str]:
-    """Processes of Ray and vLLM on this machine, by command line."""
+def processes(root: Path) -> dict[int, str]:
+    """Processes of the run under `root` that are alive, by command line."""
+    mark = f"{MARK}={root}".encode()
     found = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
+        if entry.name.isdigit():
             try:
+                environment = (entry / "environ").read_bytes().split(b"\0")
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
-            if any(name in command for name in OURS):
+            if mark in environment and command:
                 found[int(entry.name)] = command
     return found

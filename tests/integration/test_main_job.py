@@ -23,7 +23,6 @@ MAX_LAG = 4
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, str, set[int]]:
     """The finished demo, one scrape of its metrics while it trained, processes left behind."""
     root = tmp_path_factory.mktemp("runs")
-    before = set(processes())
     process = start(root, {}, DEMO)
     assert process.stdout is not None
     scraped, lines = "", []
@@ -39,7 +38,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, str, set[i
     finished = finish(process, root, timeout_s=800)
     print("".join(lines) + finished.output)
     time.sleep(1)
-    return finished, scraped, set(processes()) - before
+    return finished, scraped, set(processes(root))
 
 
 def test_it_exits_with_0_and_leaves_nothing_behind(

@@ -32,6 +32,12 @@ def closed(finished: Finished) -> bool:
     )
 
 
+def kill_engine(root: Path) -> None:
+    """SIGKILL the one engine core of a run."""
+    (engine,) = [pid for pid, name in processes(root).items() if "EngineCore" in name]
+    os.kill(engine, signal.SIGKILL)
+
+
 def test_max_lag_0_is_strictly_on_policy(tmp_path: Path) -> None:
     finished = run(tmp_path, {**SMALL, "lag.max_lag_versions": 0})
     assert finished.code == 0, finished.output
@@ -59,15 +65,12 @@ def test_two_ranks_two_engines_reuse_gspo_and_an_adaptive_schedule(tmp_path: Pat
 
 
 def test_an_engine_that_is_killed_is_replaced_and_accounted(tmp_path: Path) -> None:
-    before = set(processes())
     process = start(tmp_path, {**SMALL, "run.max_steps": 40})
     assert process.stdout is not None
     for line in process.stdout:
         if re.match(r"step [1-9]", line):
             break
-    engines = [p for p, name in processes().items() if "EngineCore" in name and p not in before]
-    assert len(engines) == 1
-    os.kill(engines[0], signal.SIGKILL)
+    kill_engine(tmp_path)
     finished = finish(process, tmp_path)
     assert finished.code == 0, finished.output
     assert "actor-0 is lost" in finished.output
@@ -76,15 +79,12 @@ def test_an_engine_that_is_killed_is_replaced_and_accounted(tmp_path: Path) -> N
 
 
 def test_without_restarts_left_the_first_cause_ends_the_run(tmp_path: Path) -> None:
-    before = set(processes())
     process = start(tmp_path, {**SMALL, "run.max_steps": 400, "actors.max_restarts": 0})
     assert process.stdout is not None
     for line in process.stdout:
         if re.match(r"step [1-9]", line):
             break
-    for pid, name in processes().items():
-        if "EngineCore" in name and pid not in before:
-            os.kill(pid, signal.SIGKILL)
+    kill_engine(tmp_path)
     finished = finish(process, tmp_path)
     assert finished.code == 1
     assert "actor-0 failed after 0 restarts" in finished.output.strip().splitlines()[-1]
@@ -94,7 +94,6 @@ def test_without_restarts_left_the_first_cause_ends_the_run(tmp_path: Path) -> N
 
 
 def test_sigterm_ends_a_run_in_order(tmp_path: Path) -> None:
-    before = set(processes())
     process = start(tmp_path, {**SMALL, "run.max_steps": 4000})
     assert process.stdout is not None
     for line in process.stdout:
@@ -106,7 +105,7 @@ def test_sigterm_ends_a_run_in_order(tmp_path: Path) -> None:
     assert finished.summary["reason"] == "SIGTERM"
     assert closed(finished)
     time.sleep(1)
-    assert not set(processes()) - before
+    assert not processes(tmp_path)
 
 
 @pytest.mark.parametrize(
