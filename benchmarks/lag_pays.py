@@ -21,7 +21,7 @@ def measure() -> dict[str, object]:
     success: dict[int, list[float]] = {lag: [] for lag in LAGS}
     for seed in SEEDS:
         for lag in LAGS:
-            settings = {"run.seed": seed, "lag.max_lag_versions": lag}
+            settings: dict[str, object] = {"run.seed": seed, "lag.max_lag_versions": lag}
             summary = run("deploy/runs/demo.toml", settings, Path("runs/bench-lag"))
             if summary["policy_lag"]["max"] > lag:
                 raise RuntimeError(f"lag {summary['policy_lag']['max']} over the bound of {lag}")
