@@ -93,6 +93,7 @@ def learner_settings(config: RunConfig, run_id: str, model_path: Path) -> Learne
         seed=config.run.seed,
         threads=learner.threads,
         bucket_bytes=config.broadcast.bucket_bytes,
+        canary_tolerance=config.engine.canary_tolerance,
     )
 
 
@@ -120,7 +121,8 @@ def fleet_policy(config: RunConfig) -> FleetPolicy:
     return FleetPolicy(
         replicas=config.actors.count,
         start_deadline_s=START_DEADLINE_S,
-        swap_deadline_s=config.broadcast.engine_deadline_s,
+        swap_deadline_s=config.engine.swap_deadline_s,
+        engine_deadline_s=config.broadcast.engine_deadline_s,
         answer_deadline_s=ANSWER_DEADLINE_S,
         max_restarts=config.actors.max_restarts,
     )

@@ -85,12 +85,14 @@ class Broadcaster:
         staging: Staging,
         *,
         deadline_s: float,
+        swap_deadline_s: float,
         on_event: Callable[[BroadcastEvent], None],
         on_failure: Callable[[str, BaseException], None],
         on_swapped: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._staging = staging
         self._deadline_s = deadline_s
+        self._swap_deadline_s = swap_deadline_s
         self._on_event = on_event
         self._on_failure = on_failure
         self._on_swapped = on_swapped
@@ -150,7 +152,7 @@ class Broadcaster:
         name = lane.port.name
         try:
             segment, fetch_s = await self._segment(lane.port.node, published)
-            request = SwapRequest(published.manifest, segment, self._deadline_s)
+            request = SwapRequest(published.manifest, segment, self._swap_deadline_s)
             report = await asyncio.wait_for(lane.port.swap(request), self._deadline_s)
         except SwapRefused:  # nothing was touched: the engine goes on with what it has
             self._tell(name, published, "skipped", {})

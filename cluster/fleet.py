@@ -56,11 +56,16 @@ class _Replica:
 
 @dataclass(frozen=True, slots=True)
 class FleetPolicy:
-    """Deadlines in seconds and the restart budget of each replica."""
+    """Deadlines in seconds and the restart budget of each replica.
+
+    swap_deadline_s: pause, load and resume of one swap, kept by the engine itself.
+    engine_deadline_s: a whole broadcast to one engine, after which it is given up.
+    """
 
     replicas: int
     start_deadline_s: float
     swap_deadline_s: float
+    engine_deadline_s: float
     answer_deadline_s: float
     max_restarts: int
 
@@ -90,7 +95,8 @@ class Fleet:
         self.failure: BaseException | None = None
         self.broadcaster = Broadcaster(
             staging,
-            deadline_s=policy.swap_deadline_s,
+            deadline_s=policy.engine_deadline_s,
+            swap_deadline_s=policy.swap_deadline_s,
             on_event=self._told,
             on_failure=self._swap_failed,
             on_swapped=self._swapped,

@@ -142,4 +142,5 @@ class LearnerRank:
             weights = dict(self._engine.full_state(dtype))
             model = plain_policy(self._engine.model, weights) if weights else None
             logprobs = score_plain(model, ids) if model is not None else []
-        return Canary(ids, tuple(logprobs), CANARY_TOLERANCE[dtype])
+        tolerance = self._settings.canary_tolerance or CANARY_TOLERANCE[dtype]
+        return Canary(ids, tuple(logprobs), tolerance)

@@ -58,7 +58,8 @@ class LearnerSettings:
     max_trajectory_tokens: the generation limit of one trajectory (denominator of `constant`).
     max_reuse: optimiser passes over one batch. micro_batch_tokens: most tokens, padding included,
     in one forward pass. threads: CPU threads a rank may use. timeout_s: a collective that waits
-    longer fails. bucket_bytes: size of one packed weight bucket.
+    longer fails. bucket_bytes: size of one packed weight bucket. canary_tolerance: largest
+    |engine - learner| logprob that proves a swap; None takes the one of engine_dtype.
     """
 
     run_id: str
@@ -76,6 +77,7 @@ class LearnerSettings:
     threads: int = 1
     timeout_s: float = 120.0
     bucket_bytes: int = 64 * 2**20
+    canary_tolerance: float | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in TRAINING_DTYPES:

@@ -62,6 +62,7 @@ class Rig:
         self.broadcaster = Broadcaster(
             self.staging,
             deadline_s=deadline_s,
+            swap_deadline_s=deadline_s,
             on_event=self.events.append,
             on_failure=lambda name, error: self.failures.append((name, type(error).__name__)),
             on_swapped=self.swapped.append,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -253,3 +254,15 @@ def test_importing_the_configuration_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_no_key_is_ignored() -> None:
+    """A key that nothing reads would be a promise that nobody keeps."""
+    sources = "".join(
+        path.read_text()
+        for path in (Path(__file__).parents[2] / "cluster").rglob("*.py")
+        if path.name not in ("config_sections.py", "checks.py")
+    )
+    leaves = {key.rpartition(".")[2]: key for key, _ in fields(RunConfig)}
+    unread = [key for leaf, key in leaves.items() if not re.search(rf"\.{leaf}\b", sources)]
+    assert unread == ["rollout.top_p", "rollout.top_k"]  # accepted at one value only

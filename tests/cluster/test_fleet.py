@@ -22,7 +22,12 @@ from correction.versions import PolicyVersion
 
 pytestmark = pytest.mark.stack
 POLICY = FleetPolicy(
-    replicas=2, start_deadline_s=30, swap_deadline_s=5, answer_deadline_s=5, max_restarts=1
+    replicas=2,
+    start_deadline_s=30,
+    swap_deadline_s=5,
+    engine_deadline_s=5,
+    answer_deadline_s=5,
+    max_restarts=1,
 )
 
 
