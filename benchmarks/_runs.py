@@ -1,56 +1,25 @@
-"""Starting runs as a user does, in a process of their own, and reading what they wrote."""
+"""Runs for benchmarks: started as the whole-stack tests start them, with the time of training."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from tests.integration.runs import left_behind
+from tests.integration.runs import run as run_once
+
 
 def run(config: str, settings: dict[str, object], root: Path) -> dict[str, Any]:
-    """Run `lagwise run`; returns its summary, with `training_s` from the first wait to the last
-    step. Raises RuntimeError for an exit code other than 0 or a process that stays behind."""
-    overrides = {"run.root": str(root), **settings}
-    arguments = [f"--set={key}={json.dumps(value)}" for key, value in overrides.items()]
-    before = set(_ours())
-    done = subprocess.run(
-        [sys.executable, "-m", "cluster", "run", config, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(
-            f"exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        )
-    left = set(_ours()) - before
-    if left:
+    """Run `lagwise run`; returns its summary with `training_s`, from the first wait for data to the
+    end of the last step. Raises RuntimeError for an exit code that is not 0, or for a process
+    that stays behind."""
+    root = root.resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    finished = run_once(root, settings, config, timeout_s=1800)
+    if finished.code != 0:
+        raise RuntimeError(f"exit code {finished.code}:\n{finished.output[-4000:]}")
+    if left := left_behind(root):
         raise RuntimeError(f"processes left behind: {left}")
-    directory = max(root.iterdir(), key=lambda path: path.stat().st_mtime)
-    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
-    steps = [step for step in _records(directory) if step["kind"] == "step"]
-    first = steps[0]
-    summary["training_s"] = steps[-1]["at_s"] - (first["at_s"] - first["step_s"] - first["wait_s"])
-    summary["directory"] = str(directory)
-    return summary
-
-
-def _records(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
-
-
-def _ours() -> list[str]:
-    """Processes of Ray and vLLM, by their command lines."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if any(name in command for name in ("raylet", "gcs_server", "EngineCore", "ray::")):
-                found.append(f"{entry.name} {command[:60]}")
-    return found
+    steps = finished.records("step")
+    began_s = steps[0]["at_s"] - steps[0]["step_s"] - steps[0]["wait_s"]
+    return {**finished.summary, "training_s": steps[-1]["at_s"] - began_s}

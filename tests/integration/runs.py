@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +51,14 @@ def start(root: Path, settings: dict[str, object], config: str = DEMO) -> subpro
 
 
 def finish(process: subprocess.Popen[str], root: Path, timeout_s: float = 280) -> Finished:
-    """Wait for the end of a run."""
-    output, _ = process.communicate(timeout=timeout_s)
+    """Wait for the end of a run. One that does not end in time is killed, and fails its test."""
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        for pid in processes(root):
+            os.kill(pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"no end within {timeout_s:.0f} s:\n{output[-4000:]}") from None
     directories = sorted(root.iterdir()) if root.is_dir() else []
     directory = directories[-1] if directories else None
     summary: dict[str, Any] = {}
@@ -59,9 +67,19 @@ def finish(process: subprocess.Popen[str], root: Path, timeout_s: float = 280) -
     return Finished(process.returncode, output, directory, summary)
 
 
-def run(root: Path, settings: dict[str, object], config: str = DEMO) -> Finished:
+def run(
+    root: Path, settings: dict[str, object], config: str = DEMO, timeout_s: float = 280
+) -> Finished:
     """Start and finish."""
-    return finish(start(root, settings, config), root)
+    return finish(start(root, settings, config), root, timeout_s)
+
+
+def left_behind(root: Path, grace_s: float = 5.0) -> dict[int, str]:
+    """Processes of an ended run that are still alive after a grace."""
+    deadline = time.monotonic() + grace_s
+    while (alive := processes(root)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return alive
 
 
 def processes(root: Path) -> dict[int, str]:

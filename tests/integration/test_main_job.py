@@ -6,14 +6,13 @@ One run of the demo, as it ships, is looked at from all sides: it is the longest
 from __future__ import annotations
 
 import re
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.integration.runs import DEMO, Finished, finish, processes, start
+from tests.integration.runs import DEMO, Finished, finish, left_behind, start
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 MAX_LAG = 4
@@ -37,8 +36,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, str, set[i
             break
     finished = finish(process, root, timeout_s=800)
     print("".join(lines) + finished.output)
-    time.sleep(1)
-    return finished, scraped, set(processes(root))
+    return finished, scraped, set(left_behind(root))
 
 
 def test_it_exits_with_0_and_leaves_nothing_behind(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.runs import Finished, finish, processes, run, start
+from tests.integration.runs import Finished, finish, left_behind, processes, run, start
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 SMALL: dict[str, object] = {
@@ -104,8 +103,7 @@ def test_sigterm_ends_a_run_in_order(tmp_path: Path) -> None:
     assert finished.code == 0, finished.output
     assert finished.summary["reason"] == "SIGTERM"
     assert closed(finished)
-    time.sleep(1)
-    assert not processes(tmp_path)
+    assert not left_behind(tmp_path)
 
 
 @pytest.mark.parametrize(
