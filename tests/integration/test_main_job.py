@@ -10,9 +10,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.integration.runs import DEMO, Finished, finish, left_behind, start
+from tests.integration.runs import DEMO, Finished, finish, left_behind, run, start
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 MAX_LAG = 4
@@ -121,13 +120,15 @@ def test_the_endpoint_showed_lag_reuse_and_the_ledger(
         assert name in scraped
 
 
-def test_the_policy_loads_in_transformers(demo: tuple[Finished, str, set[int]]) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+def test_transformers_and_vllm_load_the_policy(
+    demo: tuple[Finished, str, set[int]], tmp_path: Path
+) -> None:
+    """The next run starts from it: its learner (transformers) and its engine (vLLM) agree by
+    canary, and its first evaluation is as good as the last one of the demo."""
     directory = demo[0].directory
     assert directory is not None
-    model = AutoModelForCausalLM.from_pretrained(directory / "policy")
-    tokenizer = AutoTokenizer.from_pretrained(directory / "policy")
-    ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer.encode("2+3*4")]])
-    best = int(model(ids).logits[0, -1].argmax())
-    assert tokenizer.decode([best]) == "["  # the trained policy opens a call
+    assert (directory / "policy" / "model.safetensors").is_file()
+    settings = {"model.path": str(directory / "policy"), "run.max_steps": 1}
+    finished = run(tmp_path, {**settings, "evaluation.at_end": False})
+    assert finished.code == 0, finished.output
+    assert finished.summary["evaluation"][0]["success"] > 0.85
