@@ -27,7 +27,7 @@ from torch import Tensor
 from learner.batch import MicroBatch
 from learner.logprobs import PolicyLogprobs
 from learner.optimiser import GuardedAdamW, learning_rate_at, parameter_groups
-from learner.policy_model import load_policy
+from learner.policy_model import likely_ids, load_policy
 from learner.settings import LearnerSettings, RankPlace
 from learner.step import StepOutcome
 
@@ -50,6 +50,7 @@ class DeepSpeedEngine:
         torch.manual_seed(settings.seed)
         deepspeed = _start_process_group(place, settings.timeout_s)
         model = load_policy(settings)
+        self.canary_ids = likely_ids(model, settings.seed)
         self._optimiser = GuardedAdamW(
             parameter_groups(model, settings.optimiser),
             settings.optimiser,

@@ -15,7 +15,8 @@ from actors.trajectory.record import DropReason
 from actors.weights import WeightManifest
 from correction.errors import InputError, RunError, TrajectoryError
 from correction.versions import PolicyVersion
-from learner.rank import CANARY_TOKENS, LearnerRank
+from learner.policy_model import CANARY_TOKENS, likely_ids
+from learner.rank import LearnerRank
 from learner.settings import LearnerSettings, OptimiserSettings, RankPlace
 from tests.learner.learner_ranks import (
     VOCABULARY,
@@ -162,7 +163,20 @@ def test_the_manifest_names_run_version_and_a_fixed_canary(exports: list[Export]
     assert manifest.run_id == "run-under-test"
     assert len(manifest.canary.token_ids) == CANARY_TOKENS
     assert all(0 <= token < VOCABULARY for token in manifest.canary.token_ids)
-    assert {export.manifest.canary.token_ids for export in exports} == {manifest.canary.token_ids}
+    assert manifest.canary.token_ids == exports[0].second_manifest.canary.token_ids
+
+
+def test_the_canary_is_what_the_first_policy_finds_likely(
+    exports: list[Export], models: dict[str, str]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ids = exports[0].manifest.canary.token_ids
+    start = AutoModelForCausalLM.from_pretrained(models["tied"])
+    assert ids == likely_ids(start, settings_for(models["tied"]).seed)
+    with torch.no_grad():
+        best = start(input_ids=torch.tensor([ids])).logits[0, :-1].argmax(dim=-1)
+    assert best.tolist() == list(ids[1:])
 
 
 def test_gathering_again_reuses_the_buckets_and_finds_the_same(exports: list[Export]) -> None:
