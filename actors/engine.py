@@ -81,6 +81,10 @@ class Engine(Protocol):
         """
         ...
 
+    def check_alive(self) -> None:
+        """Raise EngineError with the first cause once the engine can serve no more."""
+        ...
+
     def stats(self) -> Mapping[str, float]:
         """Counters and gauges of the engine: `generated_tokens`, `running_requests`, ..."""
         ...

@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from actors.engine import Engine
-from actors.environment import make_family
+from actors.environment import Task, make_family
+from actors.guarded_environment import told
 from actors.renderer import make_renderer
-from actors.rollout import RolloutFailure, RolloutSetting, rollout, rollout_group
+from actors.rollout import RolloutFailure, RolloutSetting, rollout
+from actors.rollout_group import account_group, rollout_group
 from actors.rollout_loop import RolloutLoop
 from actors.settings import ActorSettings
 from actors.task_queue import Grant, TaskQueue
-from actors.trajectory.record import SamplingParameters, TrajectoryGroup
+from actors.trajectory.record import DropReason, SamplingParameters, TrajectoryGroup
 from actors.weights import SwapReport, SwapRequest
 from correction.errors import EngineError
 from correction.versions import PolicyVersion
@@ -46,6 +48,8 @@ class ActorSample:
     alive_s: float
     tool_calls: int
     environment_s: float
+    first_failures: Mapping[str, str] = field(default_factory=dict)
+    """The first failure of an episode for each reason, in words."""
 
 
 class RolloutActor:
@@ -56,6 +60,7 @@ class RolloutActor:
         self._engine: Engine | None = None
         self._loop: RolloutLoop | None = None
         self._running: asyncio.Task[None] | None = None
+        self._first_failures: dict[str, str] = {}
         self._began_s = time.monotonic()
         self._family = make_family(settings.environment, settings.environment_options)
         self._renderer = make_renderer(settings.engine.model_path, self._family)
@@ -87,14 +92,23 @@ class RolloutActor:
             self._loop.wake()
         return report
 
-    async def evaluate(self, indices: Sequence[int], temperature: float) -> list[float]:
-        """Rewards of held-out tasks, one episode each, outside queue and ledger."""
-        episodes = (self._evaluate_one(index, temperature) for index in indices)
-        return list(await asyncio.gather(*episodes))
+    async def evaluate(self, indices: Sequence[int], temperature: float) -> list[float | None]:
+        """Rewards of held-out tasks, one episode each, outside queue and ledger.
+
+        None for an episode that failed, which `sample` tells of. Raises EngineError when the
+        engine dies. No more episodes at once than the engine samples, so that none spends its
+        deadline waiting for a place.
+        """
+        places = asyncio.Semaphore(self._settings.engine.max_running_requests)
+        episodes = (self._evaluate_one(index, temperature, places) for index in indices)
+        rewards = list(await asyncio.gather(*episodes))
+        self._started().check_alive()
+        return rewards
 
     async def sample(self) -> ActorSample:
         """State and counts. Raises the first cause when this actor can act no more."""
         engine = self._started()
+        engine.check_alive()
         if self._running is not None and self._running.done():
             self._running.result()
         stats = engine.stats()
@@ -108,6 +122,7 @@ class RolloutActor:
             alive_s=time.monotonic() - self._began_s,
             tool_calls=loop.counters.tool_calls if loop else 0,
             environment_s=loop.counters.environment_s if loop else 0.0,
+            first_failures=dict(self._first_failures),
         )
 
     async def stop(self) -> None:
@@ -121,20 +136,44 @@ class RolloutActor:
             await self._engine.close()
 
     async def _roll_group(self, grant: Grant) -> TrajectoryGroup:
+        run_id = self._settings.run_id
+        try:
+            task = self._family.task("train", grant.task_index)
+        except Exception as error:  # environments are other people's code
+            failure = RolloutFailure(DropReason.ENVIRONMENT_ERROR, told(error), 0)
+            return account_group(
+                Task(self._settings.environment, "train", grant.task_index, task_id=""),
+                [failure] * grant.group_size,
+                run_id=run_id,
+                group_id=grant.group_id,
+                on_failure=self._remember,
+            )
         return await rollout_group(
-            self._family.task("train", grant.task_index),
+            task,
             self._setting(self._settings.temperature),
-            run_id=self._settings.run_id,
+            run_id=run_id,
             group_id=grant.group_id,
             group_size=grant.group_size,
+            on_failure=self._remember,
         )
 
-    async def _evaluate_one(self, index: int, temperature: float) -> float:
-        task = self._family.task("heldout", index)
-        setting = self._setting(temperature)
-        outcome = await rollout(task, setting, group_id=f"heldout/{index}", member=0)
+    def _remember(self, failure: RolloutFailure) -> None:
+        self._first_failures.setdefault(failure.reason.value, failure.detail[:500])
+
+    async def _evaluate_one(
+        self, index: int, temperature: float, places: asyncio.Semaphore
+    ) -> float | None:
+        async with places:
+            try:
+                task = self._family.task("heldout", index)
+            except Exception as error:  # environments are other people's code
+                self._remember(RolloutFailure(DropReason.ENVIRONMENT_ERROR, told(error), 0))
+                return None
+            setting = self._setting(temperature)
+            outcome = await rollout(task, setting, group_id=f"heldout/{index}", member=0)
         if isinstance(outcome, RolloutFailure):
-            raise EngineError(f"held-out task {index}: {outcome.reason}: {outcome.detail}")
+            self._remember(outcome)
+            return None
         return outcome.reward
 
     def _setting(self, temperature: float) -> RolloutSetting:

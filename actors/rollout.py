@@ -1,8 +1,8 @@
-"""One episode, and the siblings of a group: engine and environment in turns.
+"""One episode: engine and environment in turns.
 
 Contract
     consumes    a task
-    produces    a trajectory, or a failure by name; for a group its survivors and failures
+    produces    a trajectory, or a failure by name
     waits for   the engine (which answers or fails) and the environment, each call under a
                 deadline, and the whole episode under another
     woken by    them
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -30,7 +29,6 @@ from actors.trajectory.record import (
     EndReason,
     SamplingParameters,
     Trajectory,
-    TrajectoryGroup,
     Turn,
 )
 from correction.errors import EngineError, TrajectoryError
@@ -96,55 +94,6 @@ async def rollout(
         return episode.failure(dropped.reason, str(dropped))
     finally:
         await environment.close()
-
-
-async def rollout_group(
-    task: Task, setting: RolloutSetting, *, run_id: str, group_id: str, group_size: int
-) -> TrajectoryGroup:
-    """Play all siblings of a task at once; survivors and failures, accounted.
-
-    When cancelled, or when one member meets an error that is nobody's failure but ours, all are
-    cancelled and have closed their environments before this ends.
-    """
-    members = [
-        asyncio.create_task(rollout(task, setting, group_id=group_id, member=member))
-        for member in range(group_size)
-    ]
-    try:
-        outcomes = await asyncio.gather(*members)
-    finally:
-        for running in members:
-            running.cancel()
-        await asyncio.gather(*members, return_exceptions=True)
-    failures: Counter[DropReason] = Counter()
-    failed_tokens: Counter[DropReason] = Counter()
-    for outcome in outcomes:
-        if isinstance(outcome, RolloutFailure):
-            failures[outcome.reason] += 1
-            failed_tokens[outcome.reason] += outcome.sampled_tokens
-    return TrajectoryGroup(
-        run_id=run_id,
-        group_id=group_id,
-        environment=task.environment,
-        task_id=task.task_id,
-        expected_size=group_size,
-        trajectories=tuple(o for o in outcomes if isinstance(o, Trajectory)),
-        failures=dict(failures),
-        failed_tokens=dict(failed_tokens),
-    )
-
-
-def all_identical(group: TrajectoryGroup) -> bool:
-    """Whether two or more survivors sampled exactly the same tokens in every turn.
-
-    Normal for a policy that is sure; as a rule, at temperature > 0, it says that the engine's
-    random numbers are shared or fixed. Worth a counter.
-    """
-    actions = {
-        tuple(turn.action_ids.tobytes() for turn in trajectory.turns)
-        for trajectory in group.trajectories
-    }
-    return len(group.trajectories) > 1 and len(actions) == 1
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ Contract
     woken by    `wake` (after a swap more may be admitted), `stop`
     invariants  at most `groups_in_flight` groups run at once; a grant ends in exactly one put
                 unless the engine dies, and then the loop ends with the first cause; a put that
-                hears FULL is repeated, never parked at the queue
+                hears FULL is repeated, never parked at the queue; a group that the codec refuses
+                is counted and harms no other
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from actors.engine import Engine
-from actors.rollout import all_identical
+from actors.rollout_group import all_identical, without_survivors
 from actors.task_queue import Grant, PutOutcome, TaskQueue
 from actors.trajectory.codec import encode_group
 from actors.trajectory.record import DropReason, TrajectoryGroup
-from correction.errors import EngineError
+from correction.errors import TrajectoryError
 
 RollGroup = Callable[[Grant], Awaitable[TrajectoryGroup]]
 """Rolls out one granted group; failures of members are inside the group it returns."""
@@ -126,23 +127,21 @@ class RolloutLoop:
     async def _one(self, grant: Grant) -> None:
         group = await self._roll_group(grant)
         if DropReason.ENGINE_ERROR in group.failures:
-            await self._engine_alive()
+            # A dead engine ends the loop: what is in flight is accounted as lost with the actor.
+            self._engine.check_alive()
         self.counters.groups += 1
         self.counters.identical_groups += all_identical(group)
         for trajectory in group.trajectories:
             self.counters.tool_calls += trajectory.tool_calls
             self.counters.environment_s += trajectory.environment_s
-        await self._put(grant.group_id, encode_group(group))
-
-    async def _engine_alive(self) -> None:
-        """A dead engine ends the loop: its groups are accounted as lost with the actor."""
-        if self._engine.stats().get("dead", 0.0):
-            raise EngineError("the engine of this actor is dead")
+        await self._put(grant.group_id, _encoded(group))
 
     async def _put(self, group_id: str, payload: bytes) -> None:
-        while await self._queue.put_group(group_id, payload) is PutOutcome.FULL:
-            self.counters.full_puts += 1
-            await asyncio.sleep(self._full_retry_s)
+        """Until the queue has taken it, or has refused and counted it as invalid."""
+        with contextlib.suppress(TrajectoryError):
+            while await self._queue.put_group(group_id, payload) is PutOutcome.FULL:
+                self.counters.full_puts += 1
+                await asyncio.sleep(self._full_retry_s)
 
     async def _cancel_all(self) -> None:
         for task in self._running:
@@ -150,3 +149,11 @@ class RolloutLoop:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*self._running, return_exceptions=True)
         self._running.clear()
+
+
+def _encoded(group: TrajectoryGroup) -> bytes:
+    """The group on the wire; one that cannot be written travels as its failure, by name."""
+    try:
+        return encode_group(group)
+    except TrajectoryError:
+        return encode_group(without_survivors(group, DropReason.INVALID))

@@ -132,6 +132,10 @@ class ScriptedEngine:
             return SwapReport(self.version)
         return await self._gate.alone(self._swap(request))
 
+    def check_alive(self) -> None:
+        """Raise EngineError with the first cause once the engine can serve no more."""
+        self._gate.check_alive()
+
     def stats(self) -> Mapping[str, float]:
         """generated_tokens, requests, swaps: so far. running_requests, held_requests: now."""
         return {

@@ -8,7 +8,8 @@ import pytest
 from actors.engine import GenerationRequest
 from actors.environments.calculator import CalculatorFamily, solve
 from actors.renderer import PlainRenderer
-from actors.rollout import RolloutLimits, RolloutSetting, all_identical, rollout_group
+from actors.rollout import RolloutLimits, RolloutSetting
+from actors.rollout_group import all_identical, rollout_group
 from actors.scripted_engine import EngineScript, ScriptedEngine
 from actors.trajectory.record import DropReason, SamplingParameters, TrajectoryGroup
 from correction.versions import PolicyVersion

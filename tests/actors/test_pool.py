@@ -1,0 +1,112 @@
+"""The rollout actor's class without Ray and without vLLM: what it does about bad environments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engine import GenerationRequest
+from actors.environment import Environment, Task, register
+from actors.pool import RolloutActor
+from actors.rollout import RolloutLimits
+from actors.scripted_engine import EngineScript, ScriptedEngine
+from actors.settings import ActorSettings
+from actors.task_queue import Grant
+from actors.trajectory.record import DropReason
+from actors.vllm_settings import VllmSettings
+from correction.errors import EngineError
+from correction.versions import PolicyVersion
+from tests.actors.rollout_doubles import TOKENIZER, Plan, encode, ends, raises
+
+V0 = PolicyVersion(0, 0)
+
+
+class Moody:
+    """Tasks whose index is divisible by 3 cannot be made; those by 2 fail when they are played."""
+
+    stop_texts = ("]",)
+
+    def task(self, split: str, index: int) -> Task:
+        if index % 3 == 0:
+            raise KeyError(f"no row {index}")
+        return Task("moody", split, index, f"moody:{index}")
+
+    def environment(self, task: Task) -> Environment:
+        odd = task.index % 2 == 1
+        plan = Plan(step_with=ends(0.5) if odd else raises(OSError("no network")))
+        return plan  # type: ignore[return-value]
+
+
+register("moody")(lambda options: Moody())
+
+
+def writes(request: GenerationRequest) -> list[int]:
+    return [*encode("ab"), TOKENIZER.eos_token_id]
+
+
+def on_actor(
+    tmp_path: Path,
+    scenario: Callable[[RolloutActor], Coroutine[Any, Any, None]],
+    script: EngineScript = EngineScript(write=writes),  # noqa: B008
+) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    settings = ActorSettings(
+        name="actor-0.0",
+        run_id="run",
+        engine=VllmSettings(tmp_path, tmp_path, max_running_requests=2),
+        environment="moody",
+        environment_options={},
+        temperature=1.0,
+        max_turn_tokens=8,
+        limits=RolloutLimits(2, 10.0, 10.0),
+        groups_in_flight=1,
+    )
+
+    async def whole() -> None:
+        actor = RolloutActor(settings)
+        actor._engine = ScriptedEngine(script, V0)
+        await scenario(actor)
+
+    asyncio.run(whole())
+
+
+def test_a_task_that_cannot_be_made_is_a_failed_group_not_a_dead_actor(tmp_path: Path) -> None:
+    async def scenario(actor: RolloutActor) -> None:
+        group = await actor._roll_group(Grant("g", 3, 4))
+        assert group.failures == {DropReason.ENVIRONMENT_ERROR: 4}
+        assert group.expected_size == 4
+
+    on_actor(tmp_path, scenario)
+
+
+def test_the_first_failure_of_each_kind_is_told_in_words(tmp_path: Path) -> None:
+    async def scenario(actor: RolloutActor) -> None:
+        assert (await actor.sample()).first_failures == {}
+        await actor._roll_group(Grant("g", 2, 4))
+        await actor._roll_group(Grant("h", 3, 4))
+        told = (await actor.sample()).first_failures
+        assert told == {"environment_error": "OSError: no network"}
+
+    on_actor(tmp_path, scenario)
+
+
+def test_failed_held_out_episodes_have_no_reward(tmp_path: Path) -> None:
+    async def scenario(actor: RolloutActor) -> None:
+        rewards = await actor.evaluate(range(6), temperature=1.0)
+        assert rewards == [None, 0.5, None, None, None, 0.5]
+
+    on_actor(tmp_path, scenario)
+
+
+def test_a_dead_engine_is_seen_by_whoever_asks(tmp_path: Path) -> None:
+    async def scenario(actor: RolloutActor) -> None:
+        with pytest.raises(EngineError, match="scripted death"):
+            await actor.evaluate([1], temperature=1.0)
+        with pytest.raises(EngineError, match="scripted death"):
+            await actor.sample()
+
+    on_actor(tmp_path, scenario, EngineScript(write=writes, dies_at_generate=frozenset({0})))
