@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.engine import Completion, GenerationRequest
+from actors.scratch import own_folder, remove_folder, remove_orphans
 from actors.trajectory.record import KvMode
 from actors.version_gate import VersionGate
 from actors.vllm_arguments import canary_parameters, engine_arguments, sampling_parameters
@@ -35,13 +38,17 @@ if TYPE_CHECKING:
 
 _CANARY_PRIORITY = -1  # before every rollout: a full engine must not delay a proof
 _LIVENESS_PERIOD_S = 0.25
+_SOCKETS_PREFIX = "lagwise-engine-"
 
 
 class VllmEngine:
     """An `actors.engine.Engine` on vLLM. Make it with `create`; it belongs to one event loop."""
 
-    def __init__(self, settings: VllmSettings, llm: AsyncLLM, version: PolicyVersion) -> None:
+    def __init__(
+        self, settings: VllmSettings, llm: AsyncLLM, version: PolicyVersion, sockets: _Sockets
+    ) -> None:
         self._settings = settings
+        self._sockets = sockets
         self._llm = llm
         self._gate = VersionGate(version)
         self._incarnation = uuid.uuid4().hex
@@ -64,8 +71,13 @@ class VllmEngine:
         `engine_environment` was not set for this process, EngineError if vLLM does not start.
         """
         _check_environment(settings)
-        llm = _start(settings)
-        engine = cls(settings, llm, initial_version)
+        sockets = _Sockets()
+        try:
+            llm = _start(settings, sockets.folder)
+        except BaseException:
+            sockets.remove()
+            raise
+        engine = cls(settings, llm, initial_version, sockets)
         try:
             async with asyncio.timeout(settings.start_timeout_s):
                 await llm.update_weight_version(str(initial_version))
@@ -134,6 +146,10 @@ class VllmEngine:
         """vLLM's own processes, besides this one: for accounting and fault injection."""
         return tuple(p.pid for p in self._llm.engine_core.resources.engine_manager.processes)
 
+    def check_alive(self) -> None:
+        """Raise EngineError with the first cause once the engine can serve no more."""
+        self._gate.check_alive()
+
     def stats(self) -> Mapping[str, float]:
         """generated_tokens, requests, swaps: so far. running_requests, held_requests: now."""
         return {
@@ -153,6 +169,7 @@ class VllmEngine:
             self._llm.output_handler.cancel()  # it would report the end as an error
         await asyncio.to_thread(self._llm.shutdown)  # it waits for the process to end
         self._llm.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves to the collector
+        self._sockets.remove()
 
     async def _final_output(
         self, request: GenerationRequest, parameters: SamplingParams
@@ -255,7 +272,23 @@ class VllmEngine:
         self._gate.fail(EngineError("vLLM's engine process died"))
 
 
-def _start(settings: VllmSettings) -> AsyncLLM:
+class _Sockets:
+    """A folder for vLLM's sockets, which it leaves behind; a killed engine's goes with the next."""
+
+    def __init__(self) -> None:
+        remove_orphans(Path(tempfile.gettempdir()), _SOCKETS_PREFIX, Path.is_socket)
+        self.folder = Path(tempfile.mkdtemp(prefix=_SOCKETS_PREFIX))
+        self._owned = own_folder(self.folder)
+
+    def remove(self) -> None:
+        remove_folder(self.folder, Path.is_socket)
+        if self._owned is not None:
+            os.close(self._owned)
+            self._owned = None
+
+
+def _start(settings: VllmSettings, sockets: Path) -> AsyncLLM:
+    os.environ["VLLM_RPC_BASE_PATH"] = str(sockets)  # looked at when a socket is made
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -18,10 +18,11 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actors.scratch import empty_folder, own_folder, remove_folder, remove_orphans
 from actors.weight_packing import ByteBuffer, as_uint8, bucket_starts, checksum, tensor_view
 from actors.weights import WeightManifest
 from correction.errors import InputError, SwapRefused
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 HEADER_BYTES = 4096
+_DIRECTORY_PREFIX = "lagwise-"
 _MAGIC = b"lagwise1"
 _PREFIX = struct.Struct("<8sI")
 _NAME = re.compile(r"segment-[0-9]{1,9}-[0-9]{1,9}")
@@ -44,15 +46,17 @@ def default_segment_directory(run_id: str) -> Path:
         raise InputError(f"run id {run_id!r} is not fit for a directory name")
     shared_memory = Path("/dev/shm")
     usable = shared_memory.is_dir() and os.access(shared_memory, os.W_OK)
-    return (shared_memory if usable else Path(tempfile.gettempdir())) / f"lagwise-{run_id}"
+    return (
+        shared_memory if usable else Path(tempfile.gettempdir())
+    ) / f"{_DIRECTORY_PREFIX}{run_id}"
 
 
 class SegmentStore:
     """The writing side: a small pool of mapped segments, reused because page faults are dear.
 
-    Exactly one store at a time owns a directory; what a dead owner left there is removed. Not
-    thread-safe. max_segments bounds the memory: the newest version, and those that a slow reader
-    still holds.
+    Exactly one store at a time owns a directory; what dead owners left there and beside it is
+    removed. Not thread-safe. max_segments bounds the memory: the newest version, and those that a
+    slow reader still holds.
     """
 
     def __init__(self, directory: Path, run_id: str, max_segments: int = 4) -> None:
@@ -63,11 +67,12 @@ class SegmentStore:
         self._segments: list[_Segment] = []  # oldest content first
         self._made = 0
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if not _lock(self._lock_fd, fcntl.LOCK_EX):
-            os.close(self._lock_fd)
+        owned = own_folder(directory)
+        if owned is None:
             raise SwapRefused("busy", f"another process owns the segments in {directory}")
-        self._remove_files()
+        self._lock_fd = owned
+        empty_folder(directory, _is_segment)
+        remove_orphans(directory.parent, _DIRECTORY_PREFIX, _is_segment)
 
     def write(self, manifest: WeightManifest, buckets: Sequence[ByteBuffer]) -> str:
         """Make `buckets` readable as one segment; returns its name.
@@ -97,9 +102,7 @@ class SegmentStore:
             segment.close()
         self._segments.clear()
         if self._lock_fd >= 0:
-            self._remove_files()
-            with suppress(OSError):  # not empty: somebody else's files are not ours to delete
-                self._directory.rmdir()
+            remove_folder(self._directory, _is_segment)
             os.close(self._lock_fd)
             self._lock_fd = -1
 
@@ -130,11 +133,6 @@ class SegmentStore:
                 failure
             )
         return segment
-
-    def _remove_files(self) -> None:
-        for path in self._directory.iterdir():
-            if _NAME.fullmatch(path.name):
-                path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -262,6 +260,10 @@ def _open_for_reading(directory: Path, name: str) -> int:
         return os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError as failure:
         raise SwapRefused("missing", f"{name} is gone") from failure
+
+
+def _is_segment(path: Path) -> bool:
+    return _NAME.fullmatch(path.name) is not None
 
 
 def _lock(fd: int, kind: int) -> bool:

@@ -264,3 +264,21 @@ def test_default_directory_is_named_after_the_run_and_checked() -> None:
     assert default_segment_directory("demo-1").name == "lagwise-demo-1"
     with pytest.raises(InputError):
         default_segment_directory("../x")
+
+
+def test_what_killed_runs_left_in_shared_memory_is_removed(tmp_path: Path) -> None:
+    dead, alive, young = (tmp_path / f"lagwise-{name}" for name in ("dead", "alive", "young"))
+    manifest, packed = weights_of(1)
+    for folder in (dead, young):
+        folder.mkdir()
+        (folder / "segment-1-1").write_bytes(b"x")
+    living = SegmentStore(alive, RUN)
+    living.write(manifest, packed.buckets)
+    for folder in (dead, alive):
+        os.utime(folder, (0, 0))
+    store = SegmentStore(tmp_path / "lagwise-new", RUN)
+    assert not dead.exists()
+    assert list(alive.glob("segment-*"))  # its owner holds the lock
+    assert list(young.glob("segment-*"))
+    living.remove_all()
+    store.remove_all()
