@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util.queue import Empty, Full
 
 from actors.task_queue import Grant, PutOutcome
@@ -30,7 +31,7 @@ from actors.trajectory.record import DropReason
 from cluster.observing.events import QueueStats
 from cluster.trajectory_queue.records import GroupSummary, Lease, QueuePolicy
 from cluster.trajectory_queue.state import QueueState
-from correction.errors import TrajectoryError
+from correction.errors import RunError, TrajectoryError
 from correction.versions import PolicyVersion
 
 RETRIES = 5
@@ -44,9 +45,11 @@ class QueueActor:
         self._state = QueueState(policy, time.monotonic)
         self._changed = asyncio.Event()
 
-    async def request_tasks(self, actor: str, version: PolicyVersion, want: int) -> list[Grant]:
-        """See `TaskQueue.request_tasks`."""
-        return self._state.grant(actor, version.step, want)
+    async def request_tasks(
+        self, actor: str, version: PolicyVersion, want: int, request_id: str
+    ) -> list[Grant]:
+        """See `QueueState.grant`."""
+        return self._state.grant(actor, version.step, want, request_id)
 
     async def put(self, group_id: str | None, payload: bytes) -> PutOutcome:
         """Validate and take in one encoded group. Raises TrajectoryError for invalid bytes."""
@@ -58,6 +61,8 @@ class QueueActor:
             )
             if group_id is not None and group.group_id != group_id:
                 raise TrajectoryError("wrong_group", f"{group.group_id} put as {group_id}")
+            if group.expected_size != self._state.policy.group_size:
+                raise TrajectoryError("wrong_group", f"a group of {group.expected_size} members")
         except TrajectoryError as error:
             self._state.reject(group_id or "", error.reason)
             self._changed.set()
@@ -103,9 +108,9 @@ class TrajectoryQueue:
     # --- rollout actors ----------------------------------------------------------------------
 
     async def request_tasks(self, actor: str, version: PolicyVersion, want: int) -> Sequence[Grant]:
-        """See `TaskQueue`."""
-        call = self.handle.request_tasks.remote
-        grants: Sequence[Grant] = await _retried(lambda: call(actor, version, want))
+        """See `TaskQueue`. Repeated under one id, so that no grant is lost with a reply."""
+        call, request_id = self.handle.request_tasks.remote, uuid.uuid4().hex
+        grants: Sequence[Grant] = await _retried(lambda: call(actor, version, want, request_id))
         return grants
 
     async def put_group(self, group_id: str, payload: bytes) -> PutOutcome:
@@ -240,7 +245,14 @@ class TrajectoryQueue:
         return self._wait(self.handle.call.remote(method, arguments), 0)
 
     def _wait(self, reference: Any, extra_s: float) -> Any:  # noqa: ANN401
-        return ray.get(reference, timeout=self.timeout_s + extra_s)
+        try:
+            return ray.get(reference, timeout=self.timeout_s + extra_s)
+        except GetTimeoutError as error:
+            raise RunError(
+                f"the trajectory queue gave no answer in {self.timeout_s:g} s"
+            ) from error
+        except RayActorError as error:
+            raise RunError("the trajectory queue is lost: its process died") from error
 
 
 async def _retried(call: Callable[[], Any]) -> Any:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""The queue's own records: its thresholds, what it knows of a group, and a leased batch."""
+"""The queue's own records: its thresholds, and a group in each of its states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from actors.trajectory.record import DropReason, TrajectoryGroup
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
     """Thresholds. max_groups bounds granted and ready groups together; min_survivors is what a
-    group needs to be trained; total_batches limits what is issued (None: endless)."""
+    group needs to be trained; total_steps, the learner step at which
+    the run ends, limits what is issued (None: endless)."""
 
     run_id: str
     budget: LagBudget
@@ -21,7 +22,7 @@ class QueuePolicy:
     max_bytes: int
     lease_s: float
     min_survivors: int = 2
-    total_batches: int | None = None
+    total_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +58,29 @@ class Lease:
     lease_id: int
     payloads: tuple[bytes, ...]
     group_ids: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A granted group. oldest_step: of the engine that it was granted to."""
+
+    actor: str
+    members: int
+    oldest_step: int
+
+
+@dataclass(slots=True)
+class Ready:
+    """A group that waits."""
+
+    summary: GroupSummary
+    payload: bytes
+    arrived_s: float
+
+
+@dataclass(slots=True)
+class Leased:
+    """The groups of a lease, and when it runs out."""
+
+    groups: list[Ready]
+    deadline_s: float

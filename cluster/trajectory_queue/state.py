@@ -9,43 +9,31 @@ Invariants
     the ledger closes after every call
     no leased batch can exceed the lag bound on any of its passes (actors.admission)
     ready groups are bounded in count by what was granted and in bytes by `max_bytes`, except
-    that less than one batch is always let in, so that a full queue can never starve its learner
+    that whatever a batch still lacks is let in, so that a full queue can never starve its learner
+    an actor that was reported lost gets nothing more, however late its requests arrive
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from actors.admission import capacity, may_lease, trainable
 from actors.task_queue import Grant, PutOutcome
 from actors.trajectory.record import DropReason
 from cluster.observing.events import QueueStats
 from cluster.trajectory_queue.ledger import Ledger, check_closed
-from cluster.trajectory_queue.records import GroupSummary, Lease, QueuePolicy
+from cluster.trajectory_queue.records import (
+    GroupSummary,
+    InFlight,
+    Lease,
+    Leased,
+    QueuePolicy,
+    Ready,
+)
+from cluster.trajectory_queue.requesters import Requesters
 from correction.errors import RunError
 from correction.versions import PolicyVersion
-
-
-@dataclass(slots=True)
-class _InFlight:
-    actor: str
-    members: int
-    oldest_step: int
-
-
-@dataclass(slots=True)
-class _Ready:
-    summary: GroupSummary
-    payload: bytes
-    arrived_s: float
-
-
-@dataclass(slots=True)
-class _Leased:
-    groups: list[_Ready]
-    deadline_s: float
 
 
 class QueueState:
@@ -55,12 +43,12 @@ class QueueState:
         self.policy = policy
         self._clock = clock
         self._ledger = Ledger()
-        self._in_flight: dict[str, _InFlight] = {}
-        self._ready: dict[str, _Ready] = {}
-        self._leases: dict[int, _Leased] = {}
+        self._in_flight: dict[str, InFlight] = {}
+        self._ready: dict[str, Ready] = {}
+        self._leases: dict[int, Leased] = {}
+        self._requesters = Requesters()
         self._next_index = 0
         self._next_lease = 0
-        self._groups_done = 0
         self._version = PolicyVersion(0, 0)
         self._paused: str | None = "start"
         self._refused: Counter[str] = Counter()
@@ -69,8 +57,17 @@ class QueueState:
 
     # --- producers -------------------------------------------------------------------------
 
-    def grant(self, actor: str, engine_step: int, want: int) -> list[Grant]:
-        """Admit up to `want` groups on an engine at `engine_step`; may be none."""
+    def grant(self, actor: str, engine_step: int, want: int, request_id: str = "") -> list[Grant]:
+        """Admit up to `want` groups on an engine at `engine_step`; may be none.
+
+        actor: one incarnation of a rollout actor. request_id: with the same one the actor's last
+        request is answered as before, see `Requesters`.
+        """
+        return self._requesters.answer(
+            actor, request_id, lambda: self._admit(actor, engine_step, want)
+        )
+
+    def _admit(self, actor: str, engine_step: int, want: int) -> list[Grant]:
         room, rule = self._room(engine_step)
         count = min(want, room)
         if want > 0 and count == 0:
@@ -79,7 +76,7 @@ class QueueState:
         for _ in range(count):
             group_id = f"{self.policy.run_id}/{self._next_index}"
             grants.append(Grant(group_id, self._next_index, self.policy.group_size))
-            self._in_flight[group_id] = _InFlight(actor, self.policy.group_size, engine_step)
+            self._in_flight[group_id] = InFlight(actor, self.policy.group_size, engine_step)
             self._ledger.issue(self.policy.group_size)
             self._next_index += 1
         return grants
@@ -99,7 +96,7 @@ class QueueState:
         if reason is not None:
             self._ledger.drop(reason, summary.survivors, summary.tokens)
             return PutOutcome.DROPPED
-        self._ready[summary.group_id] = _Ready(summary, payload, self._clock())
+        self._ready[summary.group_id] = Ready(summary, payload, self._clock())
         return PutOutcome.ACCEPTED
 
     def reject(self, group_id: str, codec_reason: str) -> None:
@@ -115,7 +112,11 @@ class QueueState:
                 self._ledger.drop(reason, granted.members, 0)
 
     def actor_lost(self, actor: str) -> int:
-        """An actor died: everything it had in flight is dropped by name. Returns how many."""
+        """An actor died: everything it had in flight is dropped by name. Returns how many.
+
+        For good: a request of its that is still under way is granted nothing.
+        """
+        self._requesters.lose(actor)
         gone = [gid for gid, granted in self._in_flight.items() if granted.actor == actor]
         self.lost(gone, DropReason.ACTOR_LOST)
         return len(gone)
@@ -129,7 +130,7 @@ class QueueState:
         size = self.policy.budget.groups_per_step
         if self._leases or len(self._ready) < size:
             return None
-        order = sorted(self._ready.values(), key=lambda r: (r.summary.oldest_step, r.arrived_s))
+        order = self._oldest_first()
         batch, rest = order[:size], order[size:]
         if not may_lease(self.policy.budget, self._version.step, self._outstanding(rest)):
             return None
@@ -142,16 +143,15 @@ class QueueState:
         bound now, but how many are taken together is the consumer's own affair.
         """
         self._drop_too_old()
-        order = sorted(self._ready.values(), key=lambda r: (r.summary.oldest_step, r.arrived_s))
-        lease = self._hand_out(order[:count])
+        lease = self._hand_out(self._oldest_first()[:count])
         self.ack(lease.lease_id, self._version, passes=1)
         return lease.payloads
 
-    def _hand_out(self, batch: list[_Ready]) -> Lease:
+    def _hand_out(self, batch: list[Ready]) -> Lease:
         for ready in batch:
             del self._ready[ready.summary.group_id]
         self._next_lease += 1
-        self._leases[self._next_lease] = _Leased(batch, self._clock() + self.policy.lease_s)
+        self._leases[self._next_lease] = Leased(batch, self._clock() + self.policy.lease_s)
         return Lease(
             self._next_lease,
             tuple(ready.payload for ready in batch),
@@ -173,7 +173,6 @@ class QueueState:
                 self._ledger.train(survivors, tokens)
             else:
                 self._ledger.drop(DropReason.NON_FINITE, survivors, tokens)
-        self._groups_done += len(leased.groups)
         return True
 
     def nack(self, lease_id: int) -> None:
@@ -253,7 +252,7 @@ class QueueState:
         """Learner step at which the next batch will be taken."""
         return self._version.step + (self.policy.budget.steps_per_batch if self._leases else 0)
 
-    def _outstanding(self, ready: Sequence[_Ready] | None = None) -> Counter[int]:
+    def _outstanding(self, ready: Sequence[Ready] | None = None) -> Counter[int]:
         waiting = self._ready.values() if ready is None else ready
         counts = Counter(r.summary.oldest_step for r in waiting)
         counts.update(granted.oldest_step for granted in self._in_flight.values())
@@ -273,11 +272,17 @@ class QueueState:
             if self._expected_bytes() < self.policy.max_bytes
             else 0,
         }
-        if self.policy.total_batches is not None:
-            total = self.policy.total_batches * self.policy.budget.groups_per_step
-            rooms["tail"] = total - self._groups_done - self._leased_groups() - open_groups
+        if self.policy.total_steps is not None:
+            rooms["tail"] = self._groups_to_the_end(self.policy.total_steps) - open_groups
         rule = min(rooms, key=lambda name: rooms[name])
         return max(0, rooms[rule]), rule
+
+    def _groups_to_the_end(self, total_steps: int) -> int:
+        """Groups that the batches after the one in work need. From the version, not from what
+        was acked: a step that was refused must be made by another batch."""
+        budget = self.policy.budget
+        steps_left = max(0, total_steps - self._next_batch_step())
+        return -(-steps_left // budget.steps_per_batch) * budget.groups_per_step
 
     def _leased_groups(self) -> int:
         return sum(len(leased.groups) for leased in self._leases.values())
@@ -292,8 +297,17 @@ class QueueState:
         return self._ready_bytes() * (1 + len(self._in_flight) / len(self._ready))
 
     def _too_full_for(self, size_bytes: int) -> bool:
-        enough = len(self._ready) >= self.policy.budget.groups_per_step
-        return enough and self._ready_bytes() + size_bytes > self.policy.max_bytes
+        """Never while the learner waits for a straggler: it may be the very one that is put."""
+        if self._ready_bytes() + size_bytes <= self.policy.max_bytes:
+            return False
+        size = self.policy.budget.groups_per_step
+        rest = self._oldest_first()[size:]
+        return len(self._ready) >= size and may_lease(
+            self.policy.budget, self._next_batch_step(), self._outstanding(rest)
+        )
+
+    def _oldest_first(self) -> list[Ready]:
+        return sorted(self._ready.values(), key=lambda r: (r.summary.oldest_step, r.arrived_s))
 
     def _unfit(self, summary: GroupSummary) -> DropReason | None:
         if summary.survivors < self.policy.min_survivors:
@@ -320,7 +334,7 @@ class QueueState:
             self._ledger.drop(DropReason.ENGINE_ERROR, silent, 0)
 
 
-def _sizes(groups: Iterable[_Ready]) -> tuple[int, int]:
+def _sizes(groups: Iterable[Ready]) -> tuple[int, int]:
     """Trajectories and tokens of some groups."""
     trajectories = tokens = 0
     for ready in groups:

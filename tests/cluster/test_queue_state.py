@@ -161,7 +161,7 @@ def test_an_actor_that_dies_gives_its_groups_back_by_name() -> None:
 
 
 def test_the_tail_is_not_overshot_and_finish_names_the_rest() -> None:
-    state, _ = started(replace(POLICY, total_batches=1))
+    state, _ = started(replace(POLICY, total_steps=1))
     grants = state.grant("a", 0, 10)
     assert len(grants) == 2
     assert state.grant("a", 0, 1) == []
@@ -170,6 +170,53 @@ def test_the_tail_is_not_overshot_and_finish_names_the_rest() -> None:
     stats = state.stats()
     assert stats.trajectories.open == 0
     assert stats.trajectories.dropped == {"shutdown": 8}
+
+
+def test_a_refused_step_is_made_up_for_by_another_batch() -> None:
+    """Or the run would wait for ever for steps that no batch is left for."""
+    state, _ = started(replace(POLICY, total_steps=1))
+    for version in (PolicyVersion(0, 0), PolicyVersion(0, 1)):
+        for grant in state.grant("a", 0, 9):
+            state.put(summary(grant.group_id), b"x")
+        lease = state.lease()
+        assert lease is not None
+        state.ack(lease.lease_id, version, version.step)
+    assert state.grant("a", 0, 9) == []
+
+
+def test_a_straggler_that_the_learner_waits_for_is_let_in_to_a_full_queue() -> None:
+    state, _ = started(replace(POLICY, budget=LagBudget(1, 2), max_bytes=1000))
+    grants = state.grant("a", 0, 4)
+    for grant in grants[:2]:
+        state.put(summary(grant.group_id), b"x")
+    lease = state.lease()
+    assert lease is not None
+    state.ack(lease.lease_id, PolicyVersion(0, 1), 1)
+    for grant in state.grant("a", 1, 2):
+        state.put(summary(grant.group_id, step=1), b"x" * 500)
+    assert state.lease() is None  # leaving the two of version 0 behind would break their bound
+    for grant in grants[2:]:
+        assert state.put(summary(grant.group_id), b"x" * 500) is PutOutcome.ACCEPTED
+    lease = state.lease()
+    assert lease is not None
+    assert lease.group_ids == (grants[2].group_id, grants[3].group_id)
+
+
+def test_a_lost_actor_is_granted_nothing_more_and_its_successor_is() -> None:
+    state, _ = started()
+    state.grant("actor.0", 0, 2)
+    state.actor_lost("actor.0")
+    assert state.grant("actor.0", 0, 2) == []  # sent before it died, arrived after
+    assert state.stats().in_flight_groups == 0
+    assert len(state.grant("actor.1", 0, 2)) == 2
+
+
+def test_a_repeated_request_is_granted_once() -> None:
+    state, _ = started()
+    first = state.grant("a", 0, 2, "one")
+    assert state.grant("a", 0, 2, "one") == first
+    assert state.stats().in_flight_groups == 2
+    assert state.grant("a", 0, 2, "two") != first
 
 
 def test_no_pass_applied_means_not_trained() -> None:

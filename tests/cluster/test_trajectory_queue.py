@@ -15,6 +15,7 @@ from actors.admission import LagBudget
 from actors.task_queue import PutOutcome
 from actors.trajectory.codec import encode_group
 from actors.trajectory.record import (
+    DropReason,
     EndReason,
     SamplingParameters,
     Trajectory,
@@ -25,7 +26,7 @@ from actors.trajectory.record import (
 from cluster.ray_session import ray_session
 from cluster.trajectory_queue.ray_queue import TrajectoryQueue
 from cluster.trajectory_queue.records import QueuePolicy
-from correction.errors import TrajectoryError
+from correction.errors import RunError, TrajectoryError
 from correction.versions import PolicyVersion
 
 pytestmark = pytest.mark.stack
@@ -128,6 +129,22 @@ def test_a_version_from_the_future_is_refused(queue: TrajectoryQueue) -> None:
     (one,) = grants(queue, 1)
     with pytest.raises(TrajectoryError, match="future"):
         put(queue, one, encode_group(group(one, PolicyVersion(0, 5))))
+
+
+def test_a_group_of_another_size_is_refused(queue: TrajectoryQueue) -> None:
+    (one,) = grants(queue, 1)
+    larger = replace(group(one), expected_size=3, failures={DropReason.INVALID: 1})
+    with pytest.raises(TrajectoryError, match="3 members"):
+        put(queue, one, encode_group(larger))
+    assert queue.stats().trajectories.dropped == {"invalid": 2}
+
+
+def test_a_queue_that_died_is_named() -> None:
+    queue = TrajectoryQueue.start(POLICY)
+    queue.resume()
+    ray.kill(queue.handle)
+    with pytest.raises(RunError, match="trajectory queue is lost"):
+        queue.stats()
 
 
 def test_it_has_the_surface_of_rays_queue(queue: TrajectoryQueue) -> None:
