@@ -18,7 +18,7 @@ from actors.vllm_settings import VllmSettings, engine_environment
 from actors.weight_segment import default_segment_directory
 from cluster.checks import queue_groups
 from cluster.config import RunConfig
-from cluster.fleet import FleetPolicy
+from cluster.fleet import FleetPolicy, actor_identity
 from cluster.trajectory_queue.records import QueuePolicy
 from correction.recipes import Recipe, resolve
 from learner.loop import LoopLimits
@@ -53,7 +53,7 @@ def queue_policy(config: RunConfig, run_id: str) -> QueuePolicy:
         max_bytes=config.queue.max_bytes,
         lease_s=config.queue.lease_s,
         min_survivors=min(2, config.rollout.group_size),
-        total_batches=-(-config.run.max_steps // config.learner.max_reuse),
+        total_steps=config.run.max_steps,
     )
 
 
@@ -186,7 +186,8 @@ def actor_launcher(config: RunConfig, run_id: str, model_path: Path) -> LaunchAc
     def launch(name: str, incarnation: int) -> Any:  # noqa: ANN401
         number = int(name.rpartition("-")[2])
         seed = config.run.seed + 1000 * number + incarnation
-        settings = actor_settings(config, run_id, model_path, name, seed)
+        identity = actor_identity(name, incarnation)
+        settings = actor_settings(config, run_id, model_path, identity, seed)
         environment = engine_environment(settings.engine)
         return remote.options(
             runtime_env={"env_vars": environment}, scheduling_strategy="SPREAD"

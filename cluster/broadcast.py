@@ -7,7 +7,8 @@ Contract
     woken by    an offer, the end of an engine's swap
     invariants  one swap at a time on an engine; while it is busy only the latest version waits
                 for it, so that two broadcasts never queue up; a slow or dead engine holds up
-                nobody else; weights are fetched once a node and version
+                nobody else; weights are fetched once a node and version; every engine ends up
+                with the latest version, or is reported as failed
 
 Runs on one asyncio loop; not thread-safe.
 """
@@ -16,14 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from actors.weights import SwapReport, SwapRequest, WeightManifest
 from cluster.observing.events import BroadcastEvent
-from correction.errors import SwapRefused
+from correction.errors import EngineError, SwapRefused
 from correction.versions import PolicyVersion
+
+REFUSAL_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
+"""Pauses between the tries of a swap that was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ class Broadcaster:
         self._on_swapped = on_swapped
         self._lanes: dict[str, _Lane] = {}
         self._staged: dict[tuple[str, PolicyVersion], asyncio.Task[tuple[str, float]]] = {}
-        self._told: set[PolicyVersion] = set()
+        self._told: deque[PolicyVersion] = deque(maxlen=256)
         self.latest: Published | None = None
 
     def add(self, port: EnginePort) -> None:
@@ -127,8 +132,9 @@ class Broadcaster:
 
     @property
     def in_progress(self) -> bool:
-        """Whether every engine is busy with an earlier version."""
-        return bool(self._lanes) and all(lane.busy is not None for lane in self._lanes.values())
+        """Whether every engine is busy with an earlier version. May be asked from any thread."""
+        lanes = list(self._lanes.values())
+        return bool(lanes) and all(lane.busy is not None for lane in lanes)
 
     async def settle(self) -> None:
         """Wait until no engine is busy and none has a version waiting."""
@@ -149,24 +155,46 @@ class Broadcaster:
 
     async def _swap(self, lane: _Lane, published: Published) -> None:
         """One engine takes one version; what waits for it then follows."""
-        name = lane.port.name
         try:
-            segment, fetch_s = await self._segment(lane.port.node, published)
-            request = SwapRequest(published.manifest, segment, self._swap_deadline_s)
-            report = await asyncio.wait_for(lane.port.swap(request), self._deadline_s)
-        except SwapRefused:  # nothing was touched: the engine goes on with what it has
-            self._tell(name, published, "skipped", {})
-            self._free(lane)
-            return
+            await self._carry(lane, published)
+        except SwapRefused as refusal:
+            if lane.waiting is None:  # nobody would ever ask this engine again
+                self._fail(lane, published, "failed", refusal)
+                return
+            self._tell(lane.port.name, published, "skipped", {})
         except TimeoutError as error:
-            self._fail(lane, published, "deadline", error)
+            late = EngineError(
+                f"the swap to {published.version} did not end within {self._deadline_s:g} s"
+            )
+            late.__cause__ = error
+            self._staged.pop((lane.port.node, published.version), None)
+            self._fail(lane, published, "deadline", late)
             return
         except Exception as error:  # accounted, and the engine is replaced
             self._fail(lane, published, "failed", error)
             return
-        self._tell(name, published, "swapped", {"fetch": fetch_s, **report.phases_s}, report)
-        self._on_swapped(name)
         self._free(lane)
+
+    async def _carry(self, lane: _Lane, published: Published) -> None:
+        """Stage and swap. A refusal touched nothing, so it is tried again after a pause, from a
+        segment of its own, unless something newer waits. Raises the last refusal."""
+        for pause_s in (*REFUSAL_PAUSES_S, None):
+            try:
+                await self._try(lane, published)
+                return
+            except SwapRefused:
+                self._staged.pop((lane.port.node, published.version), None)
+                if lane.waiting is not None or pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
+
+    async def _try(self, lane: _Lane, published: Published) -> None:
+        segment, phases_s = await self._segment(lane.port.node, published)
+        request = SwapRequest(published.manifest, segment, self._swap_deadline_s)
+        report = await asyncio.wait_for(lane.port.swap(request), self._deadline_s)
+        name = lane.port.name
+        self._tell(name, published, "swapped", {**phases_s, **report.phases_s}, report)
+        self._on_swapped(name)
 
     def _free(self, lane: _Lane) -> None:
         """The engine is idle again; the version that waits for it follows."""
@@ -180,14 +208,23 @@ class Broadcaster:
         self._tell(lane.port.name, published, outcome, {})
         self._on_failure(lane.port.name, error)
 
-    async def _segment(self, node: str, published: Published) -> tuple[str, float]:
-        """Segment on a node and the seconds it took to bring it there, 0 for all but the first."""
+    async def _segment(self, node: str, published: Published) -> tuple[str, dict[str, float]]:
+        """Segment on a node; with the seconds it took to bring it there for the first who asks.
+
+        Raises SwapRefused where that failed, which is no engine's fault.
+        """
         key = (node, published.version)
         first = key not in self._staged
         if first:
             self._staged[key] = asyncio.create_task(self._stage(node, published))
-        segment, seconds = await asyncio.shield(self._staged[key])
-        return segment, seconds if first else 0.0
+        staged = self._staged[key]
+        try:
+            segment, fetch_s = await asyncio.shield(staged)
+        except (SwapRefused, TimeoutError):
+            raise
+        except Exception as error:
+            raise SwapRefused("missing", f"staging on node {node}: {error}") from error
+        return segment, {"fetch": fetch_s} if first else {}
 
     async def _stage(self, node: str, published: Published) -> tuple[str, float]:
         began = time.monotonic()
@@ -209,7 +246,7 @@ class Broadcaster:
     ) -> None:
         """One event; what the learner spent on the version goes with its first engine."""
         if outcome == "swapped" and published.version not in self._told:
-            self._told = {published.version}
+            self._told.append(published.version)
             phases_s = {**published.phases_s, **phases_s}
         self._on_event(
             BroadcastEvent(

@@ -27,7 +27,9 @@ from actors.pool import ActorSample
 from actors.weights import SwapReport, SwapRequest
 from cluster.broadcast import Broadcaster, Published, Staging
 from cluster.observing.events import ActorStats, BroadcastEvent
-from correction.errors import LagwiseError, RunError
+from correction.errors import EngineError, LagwiseError, RunError, SwapRefused
+
+SETTLE_POLL_S = 0.05
 
 
 class LaunchActor(Protocol):
@@ -36,6 +38,11 @@ class LaunchActor(Protocol):
     def __call__(self, name: str, incarnation: int) -> Any:  # noqa: ANN401
         """A handle of `actors.pool.RolloutActor`."""
         ...
+
+
+def actor_identity(name: str, incarnation: int) -> str:
+    """Name of one incarnation of a rollout actor."""
+    return f"{name}.{incarnation}"
 
 
 @dataclass(slots=True)
@@ -47,9 +54,18 @@ class _Replica:
     began: bool = False
     state: str = "starting"
 
+    @property
+    def identity(self) -> str:
+        """What the queue knows it by: a successor is somebody else."""
+        return actor_identity(self.name, self.restarts)
+
     async def swap(self, request: SwapRequest) -> SwapReport:
-        self.state = "swapping"
-        report: SwapReport = await self.handle.swap.remote(request)
+        before, self.state = self.state, "swapping"
+        try:
+            report: SwapReport = await self.handle.swap.remote(request)
+        except SwapRefused:  # nothing was touched
+            self.state = before
+            raise
         self.state = "running"
         return report
 
@@ -93,6 +109,8 @@ class Fleet:
         self._stalls_s: dict[str, float] = {}
         self._stopping = False
         self.failure: BaseException | None = None
+        self.first_failures: dict[str, str] = {}
+        """The first failed episode for each reason, in words."""
         self.broadcaster = Broadcaster(
             staging,
             deadline_s=policy.engine_deadline_s,
@@ -113,26 +131,37 @@ class Fleet:
         answers = await asyncio.gather(*(self._poll_one(replica) for replica in replicas))
         return {stats.actor: stats for stats in answers if stats is not None}
 
-    async def evaluate(self, indices: Sequence[int], temperature: float) -> list[float]:
-        """Rewards of held-out tasks, spread over the replicas, in the order of `indices`."""
-        replicas = [r for r in self._replicas.values() if r.state == "running"]
-        if not replicas:
-            raise RunError("no engine is running, so nothing can be evaluated")
-        shares = [list(indices[n :: len(replicas)]) for n in range(len(replicas))]
-        answers = await asyncio.gather(
-            *(
-                _plain(replica.handle.evaluate.remote(share, temperature))
-                for replica, share in zip(replicas, shares, strict=True)
+    async def evaluate(self, indices: Sequence[int], temperature: float) -> list[float | None]:
+        """Rewards of held-out tasks, spread over the replicas, in the order of `indices`.
+
+        None for an episode that failed. What a replica did not finish because it died goes to
+        those that live, or to its successor. Raises the fleet's failure.
+        """
+        rewards: dict[int, float | None] = {}
+        while missing := [index for index in indices if index not in rewards]:
+            await self.settle()
+            replicas = [r for r in self._replicas.values() if r.state == "running"]
+            shares = [missing[n :: len(replicas)] for n in range(len(replicas))]
+            answers = await asyncio.gather(
+                *(
+                    self._evaluate_on(replica, share, temperature)
+                    for replica, share in zip(replicas, shares, strict=True)
+                )
             )
-        )
-        rewards: dict[int, float] = {}
-        for share, answer in zip(shares, answers, strict=True):
-            rewards.update(zip(share, answer, strict=True))
+            for answer in answers:
+                rewards |= answer
         return [rewards[index] for index in indices]
 
     async def settle(self) -> None:
-        """Wait until every engine has taken the latest version."""
-        await self.broadcaster.settle()
+        """Wait until every engine, replacements included, serves the latest version.
+
+        Raises the fleet's failure. Every step on the way has a deadline and the restarts a budget.
+        """
+        while self.failure is None and self.broadcaster.latest is not None:
+            await self.broadcaster.settle()
+            if all(replica.state == "running" for replica in self._replicas.values()):
+                return
+            await asyncio.sleep(SETTLE_POLL_S)
         if self.failure is not None:
             raise self.failure
 
@@ -143,7 +172,8 @@ class Fleet:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await asyncio.gather(*(self._end(replica, grace_s) for replica in self._replicas.values()))
+        living = [replica for replica in self._replicas.values() if replica.state != "dead"]
+        await asyncio.gather(*(self._end(replica, grace_s) for replica in living))
         self._replicas.clear()
 
     def mean_stall_s(self) -> float:
@@ -168,10 +198,27 @@ class Fleet:
         replica = self._replicas.get(name)
         if replica is not None and not replica.began:
             replica.began = True
-            self._in_background(_plain(replica.handle.begin.remote(self._queue)))
+            self._in_background(self._begin(replica))
 
     def _swap_failed(self, name: str, cause: BaseException) -> None:
-        self._in_background(self._replace(name, cause))
+        self._in_background(self._replace(self._replicas[name], cause))
+
+    async def _begin(self, replica: _Replica) -> None:
+        try:
+            await _plain(replica.handle.begin.remote(self._queue))
+        except (RayError, LagwiseError) as error:
+            await self._replace(replica, error)
+
+    async def _evaluate_on(
+        self, replica: _Replica, share: Sequence[int], temperature: float
+    ) -> dict[int, float | None]:
+        """Rewards by index; none from a replica that dies, which is then replaced."""
+        try:
+            answer = await _plain(replica.handle.evaluate.remote(list(share), temperature))
+        except (RayError, LagwiseError) as error:
+            await self._replace(replica, error)
+            return {}
+        return dict(zip(share, answer, strict=True))
 
     async def _poll_one(self, replica: _Replica) -> ActorStats | None:
         if not replica.node or replica.state == "dead":
@@ -180,10 +227,14 @@ class Fleet:
             sample: ActorSample = await asyncio.wait_for(
                 _plain(replica.handle.sample.remote()), self._policy.answer_deadline_s
             )
-        except (RayError, LagwiseError, TimeoutError) as error:
-            if replica.state not in ("swapping", "dead"):  # a swap has its own deadline
-                self._in_background(self._replace(replica.name, error))
+        except TimeoutError:
+            late = EngineError(f"no answer within {self._policy.answer_deadline_s:g} s")
+            self._suspect(replica, late)
             return None
+        except (RayError, LagwiseError) as error:
+            self._suspect(replica, error)
+            return None
+        self._remember(replica.name, sample.first_failures)
         return ActorStats(
             actor=replica.name,
             state=replica.state,
@@ -198,15 +249,18 @@ class Fleet:
             restarts=replica.restarts,
         )
 
-    async def _replace(self, name: str, cause: BaseException) -> None:
+    def _suspect(self, replica: _Replica, cause: BaseException) -> None:
+        if replica.state not in ("swapping", "dead"):  # a swap has its own deadline
+            self._in_background(self._replace(replica, cause))
+
+    async def _replace(self, replica: _Replica, cause: BaseException) -> None:
         """Account for a dead replica, then start its successor if the budget allows."""
-        replica = self._replicas.get(name)
-        if replica is None or replica.state == "dead" or self._stopping:
+        if replica.state == "dead" or self._stopping:
             return
-        replica.state = "dead"
+        name, replica.state = replica.name, "dead"
         self.broadcaster.remove(name)
         ray.kill(replica.handle)
-        lost = await asyncio.to_thread(self._queue.actor_lost, name)
+        lost = await asyncio.to_thread(self._queue.actor_lost, replica.identity)
         self._on_message("warning", f"{name} is lost with {lost} groups in flight: {brief(cause)}")
         if replica.restarts >= self._policy.max_restarts:
             self._fail(name, replica.restarts, cause)
@@ -214,7 +268,7 @@ class Fleet:
         try:
             await self._start_replica(name, replica.restarts + 1)
         except (RayError, LagwiseError) as error:
-            self._in_background(self._replace(name, error))
+            self._in_background(self._replace(self._replicas[name], error))
 
     def _fail(self, name: str, restarts: int, cause: BaseException) -> None:
         if self.failure is None:
@@ -236,15 +290,22 @@ class Fleet:
             self._stalls_s[event.engine] = event.stall_s
         self._on_broadcast(event)
 
+    def _remember(self, name: str, first_failures: Mapping[str, str]) -> None:
+        for reason in first_failures.keys() - self.first_failures.keys():
+            self.first_failures[reason] = first_failures[reason]
+            self._on_message("warning", f"first {reason} ({name}): {first_failures[reason]}")
+
     def _in_background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background_ended)
 
     def _background_ended(self, task: asyncio.Future[None]) -> None:
+        """What nobody foresaw must not leave a replica behind that nobody looks after."""
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_message("warning", brief(error))
+            self._on_message("error", brief(error))
+            self.failure = self.failure or error
 
 
 class FleetThread:

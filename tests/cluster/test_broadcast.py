@@ -10,7 +10,7 @@ import pytest
 from actors.weights import Canary, SwapReport, SwapRequest, WeightManifest
 from cluster.broadcast import Broadcaster, Published
 from cluster.observing.events import BroadcastEvent
-from correction.errors import SwapError
+from correction.errors import SwapError, SwapRefused
 from correction.versions import PolicyVersion
 
 
@@ -29,9 +29,13 @@ class Port:
         self.gate.set()
         self.taken: list[int] = []
         self.error: Exception | None = None
+        self.refusals = 0
 
     async def swap(self, request: SwapRequest) -> SwapReport:
         await self.gate.wait()
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise SwapRefused("superseded", "scripted")
         if self.error is not None:
             raise self.error
         self.taken.append(request.manifest.version.step)
@@ -44,9 +48,12 @@ class Staging:
     def __init__(self) -> None:
         self.staged: list[tuple[str, int]] = []
         self.delay_s = 0.0
+        self.errors: list[Exception] = []
 
     async def stage(self, node: str, published: Published) -> str:
         await asyncio.sleep(self.delay_s)
+        if self.errors:
+            raise self.errors.pop()
         self.staged.append((node, published.version.step))
         return f"{node}-{published.version.step}"
 
@@ -95,7 +102,7 @@ def test_every_engine_swaps_and_a_node_fetches_once() -> None:
     assert [port.taken for port in ports] == [[1], [1], [1]]
     assert sorted(rig.staging.staged) == [("n0", 1), ("n1", 1)]
     assert sum("gather" in event.phases_s for event in rig.events) == 1
-    assert sum(event.phases_s["fetch"] > 0 for event in rig.events) == 2
+    assert sum("fetch" in event.phases_s for event in rig.events) == 2
     assert sorted(rig.swapped) == ["a", "b", "c"]
 
 
@@ -155,7 +162,7 @@ def test_a_hung_or_failing_engine_is_given_up(kind: str) -> None:
     rig = run(scenario, deadline_s=0.1)
     assert rig.outcomes("bad") == [(kind, 1)]
     assert rig.outcomes("good") == [("swapped", 1)]
-    assert rig.failures == [("bad", "TimeoutError" if kind == "deadline" else "SwapError")]
+    assert rig.failures == [("bad", "EngineError" if kind == "deadline" else "SwapError")]
 
 
 def test_a_replaced_engine_takes_the_latest_at_once() -> None:
@@ -194,3 +201,67 @@ def test_staging_that_hangs_fails_the_engines_of_that_node_only_after_the_deadli
 
     rig = run(scenario, deadline_s=0.1)
     assert rig.outcomes("a") == [("deadline", 1)]
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.broadcast.REFUSAL_PAUSES_S", (0.0, 0.01))
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_refused_swap_is_tried_again_when_nothing_newer_comes() -> None:
+    port = Port("a")
+    port.refusals = 2
+
+    async def scenario(rig: Rig) -> None:
+        rig.broadcaster.add(port)
+        rig.broadcaster.offer(published(1))
+
+    rig = run(scenario)
+    assert port.taken == [1]
+    assert rig.outcomes("a") == [("swapped", 1)]
+    assert rig.staging.staged == [("n0", 1)] * 3  # a fresh segment each time
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_an_engine_that_refuses_for_ever_is_given_up() -> None:
+    port = Port("a")
+    port.refusals = 99
+
+    async def scenario(rig: Rig) -> None:
+        rig.broadcaster.add(port)
+        rig.broadcaster.offer(published(1))
+
+    rig = run(scenario)
+    assert rig.outcomes("a") == [("failed", 1)]
+    assert rig.failures == [("a", "SwapRefused")]
+
+
+def test_a_refused_swap_gives_way_to_a_newer_version() -> None:
+    port = Port("a")
+    port.refusals = 1
+
+    async def scenario(rig: Rig) -> None:
+        rig.broadcaster.add(port)
+        port.gate.clear()
+        rig.broadcaster.offer(published(1))
+        rig.broadcaster.offer(published(2))
+        port.gate.set()
+
+    rig = run(scenario)
+    assert rig.outcomes("a") == [("skipped", 1), ("swapped", 2)]
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_store_that_dies_costs_no_engine() -> None:
+    ports = [Port("a"), Port("b")]
+
+    async def scenario(rig: Rig) -> None:
+        rig.staging.errors = [OSError("the store is gone")]
+        for port in ports:
+            rig.broadcaster.add(port)
+        rig.broadcaster.offer(published(1))
+
+    rig = run(scenario)
+    assert [port.taken for port in ports] == [[1], [1]]
+    assert rig.failures == []

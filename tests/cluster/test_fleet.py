@@ -17,7 +17,7 @@ from cluster.broadcast import Published
 from cluster.fleet import Fleet, FleetPolicy
 from cluster.observing.events import BroadcastEvent
 from cluster.ray_session import ray_session
-from correction.errors import SwapError
+from correction.errors import SwapError, SwapRefused
 from correction.versions import PolicyVersion
 
 pytestmark = pytest.mark.stack
@@ -48,6 +48,9 @@ class StandIn:
         self._begun = True
 
     async def swap(self, request: SwapRequest) -> SwapReport:
+        if self._fate == "refuse":
+            self._fate = "well"
+            raise SwapRefused("no_room", "scripted")
         if self._fate.startswith("swap"):
             raise SwapError("the canary did not agree")
         self._version = request.manifest.version
@@ -56,9 +59,12 @@ class StandIn:
     async def sample(self) -> ActorSample:
         if self._fate == "hang":
             await asyncio.sleep(60)
-        return ActorSample(self._version, int(self._begun), 0, 0, 0.0, 1.0, 0, 0.0)
+        failures = {"environment_error": "OSError: no network"}
+        return ActorSample(self._version, int(self._begun), 0, 0, 0.0, 1.0, 0, 0.0, failures)
 
-    async def evaluate(self, indices: list[int], temperature: float) -> list[float]:
+    async def evaluate(self, indices: list[int], temperature: float) -> list[float | None]:
+        if self._fate == "evaluate":
+            os.kill(os.getpid(), signal.SIGKILL)
         return [float(index) for index in indices]
 
     async def stop(self) -> None:
@@ -144,7 +150,7 @@ def test_a_broken_actor_is_accounted_and_replaced_once(fate: str) -> None:
         rig = Rig(actor_0=fate)
         await rig.fleet.start()
         rig.fleet.broadcaster.offer(published(3))
-        await until(lambda: rig.queue.lost == ["actor-0"], rig)
+        await until(lambda: rig.queue.lost == ["actor-0.0"], rig)
 
         def healed() -> bool:
             return any(e.engine == "actor-0" and e.outcome == "swapped" for e in rig.events)
@@ -153,9 +159,65 @@ def test_a_broken_actor_is_accounted_and_replaced_once(fate: str) -> None:
             rig.events.clear()
         await until(healed, rig)
         assert rig.fleet.failure is None
-        assert rig.queue.lost == ["actor-0"]
+        assert rig.queue.lost == ["actor-0.0"]
         stats = await rig.fleet.poll()
         assert stats["actor-0"].restarts == 1
+        await rig.fleet.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_refused_first_swap_is_made_up_for_and_the_actor_is_still_watched() -> None:
+    async def scenario() -> None:
+        rig = Rig(actor_0="refuse")
+        await rig.fleet.start()
+        rig.fleet.broadcaster.offer(published(1))
+        await rig.fleet.settle()
+        stats = await rig.fleet.poll()
+        assert {s.state for s in stats.values()} == {"running"}
+        await until(lambda: sum(e.outcome == "swapped" for e in rig.events) == 2, rig)
+        assert rig.queue.lost == []
+        await rig.fleet.stop()
+
+    asyncio.run(scenario())
+
+
+def test_what_an_actor_did_not_evaluate_because_it_died_is_evaluated_all_the_same() -> None:
+    async def scenario() -> None:
+        rig = Rig(actor_0="evaluate")
+        await rig.fleet.start()
+        rig.fleet.broadcaster.offer(published(1))
+        assert await rig.fleet.evaluate([4, 5, 6], 1.0) == [4.0, 5.0, 6.0]
+        assert rig.queue.lost == ["actor-0.0"]
+        await rig.fleet.stop()
+
+    asyncio.run(scenario())
+
+
+def test_the_first_failure_of_a_kind_is_told_once() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        await rig.fleet.start()
+        for _ in range(2):
+            await rig.fleet.poll()
+        assert rig.fleet.first_failures == {"environment_error": "OSError: no network"}
+        assert sum("OSError: no network" in message for message in rig.messages) == 1
+        await rig.fleet.stop()
+
+    asyncio.run(scenario())
+
+
+def test_what_nobody_foresaw_ends_the_fleet_instead_of_leaving_an_actor_unwatched() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.queue.actor_lost = lambda name: 1 // 0  # type: ignore[method-assign]
+        await rig.fleet.start()
+        rig.fleet.broadcaster.offer(published(1))
+        await rig.fleet.settle()
+        ray.kill(rig.fleet._replicas["actor-1"].handle)
+        await until(lambda: rig.fleet.failure is not None, rig)
+        with pytest.raises(ZeroDivisionError):
+            await rig.fleet.settle()
         await rig.fleet.stop()
 
     asyncio.run(scenario())
@@ -168,7 +230,7 @@ def test_a_killed_actor_is_noticed() -> None:
         rig.fleet.broadcaster.offer(published(1))
         await rig.fleet.settle()
         ray.kill(rig.fleet._replicas["actor-1"].handle)
-        await until(lambda: rig.queue.lost == ["actor-1"], rig)
+        await until(lambda: rig.queue.lost == ["actor-1.0"], rig)
         await rig.fleet.stop()
 
     asyncio.run(scenario())
