@@ -15,6 +15,8 @@ from correction.errors import ConfigError, RecipeError
 from learner.schedule import most_versions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cluster.config import RunConfig
 
 Problem = str | None
@@ -54,6 +56,17 @@ def check_resources(config: RunConfig, resources: Mapping[str, float]) -> None:
             )
     if problems:
         raise ConfigError("\n  ".join(["the cluster is too small:", *problems]))
+
+
+def check_texts(config: RunConfig, model_path: Path) -> None:
+    """Try the model's tokenizer on the environment: its chat template and the stop texts.
+
+    Raises ConfigError. Needs the model, which for a starter has to be made first.
+    """
+    from actors.environment import make_family
+    from actors.renderer import make_renderer
+
+    make_renderer(model_path, make_family(config.environment.name, config.environment.options))
 
 
 def queue_groups(config: RunConfig) -> int:
@@ -189,12 +202,14 @@ def _lease_outlasts_stall(config: RunConfig) -> Problem:
 
 
 def _ranks_have_work(config: RunConfig) -> Problem:
-    groups, size = config.learner.groups_per_step, config.rollout.group_size
-    if config.learner.ranks <= groups * size:
+    """Also when every group has lost all members but those that it needs."""
+    groups, survivors = config.learner.groups_per_step, min(2, config.rollout.group_size)
+    if config.learner.ranks <= groups * survivors:
         return None
     return (
-        f"learner.ranks = {config.learner.ranks}: a batch has only learner.groups_per_step = "
-        f"{groups} x rollout.group_size = {size} trajectories to share"
+        f"learner.ranks = {config.learner.ranks}: a batch of learner.groups_per_step = {groups} "
+        f"groups, of which {survivors} members must survive, may hold only {groups * survivors} "
+        "trajectories to share"
     )
 
 
@@ -272,20 +287,37 @@ def _model_is_there(config: RunConfig) -> Problem:
     from cluster.model_source import find_model
 
     try:
-        find_model(config)
+        folder = find_model(config)
     except ConfigError as error:
         return str(error)
-    return None
+    return None if folder is None else _context_fits_the_model(config, folder)
+
+
+def _context_fits_the_model(config: RunConfig, folder: Path) -> Problem:
+    from cluster.model_source import longest_context_tokens
+
+    context, longest = config.engine.max_context_tokens, longest_context_tokens(folder)
+    if longest is None or context <= longest:
+        return None
+    return (
+        f"engine.max_context_tokens = {context}: the model in {folder} was made for at most "
+        f"{longest} (max_position_embeddings)"
+    )
 
 
 def _environment_is_known(config: RunConfig) -> Problem:
-    """Builds the environment family and its first task."""
+    """Builds the environment family and the first task of each split."""
     from actors.environment import make_family
 
+    name = config.environment.name
     try:
-        make_family(config.environment.name, config.environment.options).task("train", 0)
+        family = make_family(name, config.environment.options)
+        for split in ("train", "heldout"):
+            family.task(split, 0)
     except ConfigError as error:
         return str(error)
+    except Exception as error:  # environments are other people's code
+        return f"environment.name = {name!r}: makes no task: {type(error).__name__}: {error}"
     return None
 
 

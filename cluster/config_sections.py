@@ -47,7 +47,7 @@ class RunSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "demo"
     """Prefix of the run's id and directory: letters, digits, dot, dash, underscore."""
     max_steps: AtLeastOne = 100
-    """Optimiser steps after which the run is done."""
+    """Optimiser steps after which the run is done; a batch in work gets its last passes."""
     max_wall_s: Positive | None = None
     """Seconds after which the run ends in order; without it only max_steps ends it."""
     stall_timeout_s: Positive = 120.0

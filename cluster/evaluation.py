@@ -24,9 +24,15 @@ def wilson_interval(mean: float, count: int, z: float = 1.959964) -> tuple[float
 
 
 def evaluation_event(
-    rewards: Sequence[float], version: PolicyVersion, temperature: float, seconds: float
+    outcomes: Sequence[float | None], version: PolicyVersion, temperature: float, seconds: float
 ) -> EvaluationEvent:
-    """The event that tells of one evaluation."""
+    """The event that tells of one evaluation.
+
+    outcomes: rewards, None for an episode that failed: that is never a reward. At least one ended.
+    """
+    rewards = [reward for reward in outcomes if reward is not None]
     mean = sum(rewards) / len(rewards)
     low, high = wilson_interval(min(1.0, max(0.0, mean)), len(rewards))
-    return EvaluationEvent(version, len(rewards), mean, low, high, temperature, seconds)
+    return EvaluationEvent(
+        version, len(rewards), mean, low, high, temperature, seconds, len(outcomes) - len(rewards)
+    )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -149,5 +150,8 @@ class LearnerGroup:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=left)
             if not done:
                 raise RunError(f"a learner rank did not answer within {self._deadline_s:.0f} s")
-            ray.get(done)
+            try:
+                ray.get(done)
+            except RayActorError as error:
+                raise RunError("a learner rank is lost: its process died") from error
         return list(ray.get(references))

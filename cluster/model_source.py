@@ -20,7 +20,8 @@ CACHE = Path(".cache")
 def model_folder(config: RunConfig, observer: Observer) -> Path:
     """Folder of the model to start from; made first where it is the starter."""
     found = find_model(config)
-    return _starter(config.run.seed, observer) if found is None else found
+    folder = _starter(config.run.seed, observer) if found is None else found
+    return folder.absolute()  # Ray actors have working folders of their own
 
 
 def find_model(config: RunConfig) -> Path | None:
@@ -54,6 +55,13 @@ def check_swappable(folder: Path) -> None:
             f"model.path: {folder} is quantised, so that its weights and its head cannot be "
             "swapped; dequantise it first (docs/run.md)"
         )
+
+
+def longest_context_tokens(folder: Path) -> int | None:
+    """Longest context that the model was made for; None where it does not say."""
+    description = json.loads((folder / "config.json").read_text())
+    found = description.get("text_config", description).get("max_position_embeddings")
+    return found if isinstance(found, int) else None
 
 
 def _starter(seed: int, observer: Observer) -> Path:

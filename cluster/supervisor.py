@@ -9,8 +9,8 @@ Contract
                 (every open trajectory gets its terminal state) and everything is released
 
 Order of starting: queue, then learner and engines at once, then the first broadcast, held-out
-evaluation, admission. Order of ending: admission, last broadcast, evaluation, queue, policy,
-engines, learner.
+evaluation, admission. Order of ending: admission, policy, last broadcast, evaluation, queue,
+engines, learner. A stop request skips the evaluations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from cluster.node_store import NodeStores
 from cluster.observing.events import Observer
 from cluster.observing.step_events import step_event
 from cluster.trajectory_queue.ray_queue import TrajectoryQueue
+from correction.errors import RunError
 from learner.loop import LearnerLoop
 from learner.step import StepReport
 
@@ -69,9 +71,9 @@ class Supervisor:
             learner = self._start_learner(stack)
             fleet = self._make_fleet(queue, stack, loop)
             self._start_together(learner, fleet, loop)
-            stack.enter_context(self._polling(queue, fleet, loop))
+            polling = stack.enter_context(self._polling(queue, fleet, loop))
             try:
-                return self._train(queue, learner, fleet, loop)
+                return self._train(queue, learner, fleet, loop, polling)
             finally:
                 queue.finish()
                 self._observer.on_queue(queue.stats())
@@ -124,20 +126,22 @@ class Supervisor:
         learner: LearnerGroup,
         fleet: Fleet,
         loop: asyncio.AbstractEventLoop,
+        polling: Future[None],
     ) -> str:
-        learner_loop = self._learner_loop(queue, learner, fleet, loop)
+        learner_loop = self._learner_loop(queue, learner, fleet, loop, polling)
         learner_loop.publish()
         _on(loop, fleet.settle())
-        if self._config.evaluation.at_start:
+        if self._config.evaluation.at_start and self._stop_requested() is None:
             self._evaluate(fleet, loop, learner_loop)
         queue.resume()
         reason = learner_loop.run()
         queue.pause("ending")
-        if self._config.evaluation.at_end and fleet.failure is None:
+        self._observer.on_message("info", f"ending in order: {reason}")
+        learner.save_policy(self._policy_folder)  # first: nothing that follows can lose it
+        if self._config.evaluation.at_end and self._stop_requested() is None:
             learner_loop.publish_if_new()
             _on(loop, fleet.settle())
             self._evaluate(fleet, loop, learner_loop)
-        learner.save_policy(self._policy_folder)
         return reason
 
     def _learner_loop(
@@ -146,10 +150,16 @@ class Supervisor:
         learner: LearnerGroup,
         fleet: Fleet,
         loop: asyncio.AbstractEventLoop,
+        polling: Future[None],
     ) -> LearnerLoop[Any]:
         def check_health() -> None:
             if fleet.failure is not None:
                 raise fleet.failure
+            if polling.done():  # it never ends by itself
+                polling.result()
+
+        def explain_stall() -> str:
+            return stall_cause(queue.stats().trajectories.dropped, fleet.first_failures)
 
         return LearnerLoop(
             source=queue,
@@ -159,6 +169,7 @@ class Supervisor:
             limits=assembly.loop_limits(self._config),
             on_step=self._on_step,
             check_health=check_health,
+            explain_stall=explain_stall,
             stop_requested=self._stop_requested,
         )
 
@@ -171,17 +182,20 @@ class Supervisor:
     ) -> None:
         settings = self._config.evaluation
         began = time.monotonic()
-        rewards = _on(loop, fleet.evaluate(range(settings.tasks), settings.temperature))
+        outcomes = _on(loop, fleet.evaluate(range(settings.tasks), settings.temperature))
+        _on(loop, fleet.poll())  # for the first failure of each kind
+        if all(reward is None for reward in outcomes):
+            raise RunError(f"no held-out episode ended{stall_cause({}, fleet.first_failures)}")
         self._observer.on_evaluation(
             evaluation_event(
-                rewards, learner_loop.version, settings.temperature, time.monotonic() - began
+                outcomes, learner_loop.version, settings.temperature, time.monotonic() - began
             )
         )
 
     @contextmanager
     def _polling(
         self, queue: TrajectoryQueue, fleet: Fleet, loop: asyncio.AbstractEventLoop
-    ) -> Iterator[None]:
+    ) -> Iterator[Future[None]]:
         """Read queue and actors about once a second while the run goes on."""
 
         async def poll() -> None:
@@ -192,12 +206,20 @@ class Supervisor:
 
         task = asyncio.run_coroutine_threadsafe(poll(), loop)
         try:
-            yield
+            yield task
         finally:
             task.cancel()
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
+
+
+def stall_cause(dropped: Mapping[str, int], first_failures: Mapping[str, str]) -> str:
+    """What is known of why no data comes: the drops so far, and in words what failed first."""
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+    parts = [f"dropped so far: {counts}"] if counts else []
+    parts += [f"first {reason}: {detail}" for reason, detail in first_failures.items()]
+    return "".join(f"; {part}" for part in parts)
 
 
 def _on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:

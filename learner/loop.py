@@ -45,7 +45,8 @@ class TrajectorySource(Protocol):
         ...
 
     def ack(self, lease_id: int, version: PolicyVersion, passes: int) -> bool:
-        """The batch served `passes` applied passes; the learner is at `version`."""
+        """The batch served `passes` applied passes; the learner is at `version`. False where the
+        lease had run out: then nothing was counted."""
         ...
 
     def lag_blocked(self, engine_step: int) -> bool:
@@ -111,11 +112,13 @@ class LearnerLoop(Generic[P]):
         limits: LoopLimits,
         on_step: Callable[[StepReport, int, float, float], None],
         check_health: Callable[[], None],
+        explain_stall: Callable[[], str],
         stop_requested: Callable[[], str | None],
     ) -> None:
         """on_step(report, passes of its batch, seconds of the step, seconds waited before it);
-        check_health raises the first cause when the run cannot go on; stop_requested gives the
-        reason when somebody wants the run to end."""
+        check_health raises the first cause when the run cannot go on; explain_stall says what is
+        known of why no batch comes; stop_requested gives the reason when somebody wants the run to
+        end."""
         self._source = source
         self._ranks = ranks
         self._broadcast = broadcast
@@ -123,6 +126,7 @@ class LearnerLoop(Generic[P]):
         self._limits = limits
         self._on_step = on_step
         self._check_health = check_health
+        self._explain_stall = explain_stall
         self._stop_requested = stop_requested
         self._measured = Measured()
         self._published_step = -1
@@ -172,7 +176,7 @@ class LearnerLoop(Generic[P]):
             if time.monotonic() > deadline:
                 raise RunError(
                     f"no batch for {self._limits.stall_timeout_s:.0f} s "
-                    f"(run.stall_timeout_s) at version {self.version}"
+                    f"(run.stall_timeout_s) at version {self.version}{self._explain_stall()}"
                 )
         return batch
 
@@ -183,7 +187,11 @@ class LearnerLoop(Generic[P]):
         step_s = (time.monotonic() - began) / len(reports)
         self.version = reports[-1].version
         applied = sum(report.applied for report in reports)
-        self._source.ack(batch.lease_id, self.version, applied)
+        if not self._source.ack(batch.lease_id, self.version, applied):
+            raise RunError(
+                f"the batch was given out again while it was trained: a step took {step_s:.0f} s, "
+                "longer than its lease (queue.lease_s)"
+            )
         self._measured = self._measured.with_step(step_s)
         for report in reports:
             self._on_step(report, len(reports), step_s, waited_s)

@@ -40,7 +40,7 @@ class ActorTotals:
 
     @property
     def idle_share(self) -> float | None:
-        """Share of the actors' lives with no request running; None before any life."""
+        """Share of the actors' lives with no group running; None before any life."""
         return self.idle_s / self.alive_s if self.alive_s > 0 else None
 
 

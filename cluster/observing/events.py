@@ -49,7 +49,8 @@ class QueueStats:
     capacity_groups: int
     """Groups that could be admitted now for an engine at the newest published version."""
     refused: Mapping[str, int]
-    """Admissions refused so far, by the rule that refused: "lag", "bytes", "tail", "paused"."""
+    """Admissions refused so far, by the rule that refused: "lag", "count", "bytes", "tail",
+    "paused"."""
     duplicates: int
     rejected: Mapping[str, int]
     """Payloads refused by the codec, by its reason."""
@@ -118,7 +119,7 @@ class ActorStats:
     generated_tokens: int
     """Tokens sampled since the actor started."""
     idle_s: float
-    """Seconds with no request running since it started."""
+    """Seconds with no group running since it started."""
     alive_s: float
     tool_calls: int
     environment_s: float
@@ -127,7 +128,8 @@ class ActorStats:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEvent:
-    """Held-out evaluation at one version. success: mean reward; interval: 95 %, Wilson."""
+    """Held-out evaluation at one version. tasks: episodes that ended. success: their mean reward;
+    interval: 95 %, Wilson."""
 
     version: PolicyVersion
     tasks: int
@@ -136,6 +138,8 @@ class EvaluationEvent:
     high: float
     temperature: float
     seconds: float
+    failed: int = 0
+    """Further tasks whose episode failed for a reason that is not the policy's; not in `tasks`."""
 
 
 class Observer(Protocol):

@@ -172,7 +172,7 @@ def _actors() -> tuple[Metric, ...]:
         add.gauge("running_groups", "Groups in the hands of the actors."),
         add.gauge("running_requests", "Requests running in all engines."),
         add.counter("actor_sampled_tokens", "Tokens sampled by all engines, finished or not."),
-        add.counter("actor_idle_seconds", "Time of all actors with no request running."),
+        add.counter("actor_idle_seconds", "Time of all actors with no group running."),
         add.counter("actor_alive_seconds", "Lifetime of all actors."),
         add.counter("actor_restarts", "Restarts of rollout actors."),
         add.counter("environment_seconds", "Time spent in environments and their tools."),

@@ -83,9 +83,10 @@ class PlainView:
     def on_evaluation(self, event: EvaluationEvent) -> None:
         """Tell the evaluation."""
         self._state.on_evaluation(event)
+        failed = f" {event.failed} more failed," if event.failed else ""
         self._write(
             f"evaluation at step {event.version.step}: success {event.success:.3f}"
-            f" ({event.low:.3f} to {event.high:.3f}, {event.tasks} tasks,"
+            f" ({event.low:.3f} to {event.high:.3f}, {event.tasks} tasks,{failed}"
             f" temperature {event.temperature:g}, {event.seconds:.1f} s)"
         )
 

@@ -78,8 +78,8 @@ BOUNDARIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("queue.lease_s", {"queue.lease_s": 120}, {"queue.lease_s": 121}),
     (
         "learner.ranks",
-        {"learner.ranks": 17, "learner.groups_per_step": 2},
-        {"learner.ranks": 16, "learner.groups_per_step": 2},
+        {"learner.ranks": 5, "learner.groups_per_step": 2},
+        {"learner.ranks": 4, "learner.groups_per_step": 2},
     ),
     (
         "learner.zero_stage",

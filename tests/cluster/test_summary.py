@@ -120,6 +120,7 @@ def test_a_whole_run_against_numbers_computed_by_hand() -> None:
                 "high": 0.85,
                 "temperature": 1.0,
                 "seconds": 3.5,
+                "failed": 0,
             }
         ],
     }

@@ -49,6 +49,7 @@ class Rig:
     applied: bool = True
     blocked: bool = False
     busy: bool = False
+    leases_hold: bool = True
     health: Exception | None = None
     stop: str | None = None
     log: list[str] = field(default_factory=list)
@@ -64,7 +65,7 @@ class Rig:
 
     def ack(self, lease_id: int, version: PolicyVersion, passes: int) -> bool:
         self.log.append(f"ack {version} {passes}")
-        return True
+        return self.leases_hold
 
     def lag_blocked(self, engine_step: int) -> bool:
         return self.blocked
@@ -108,6 +109,7 @@ class Rig:
                 f"step {report.version}"
             ),
             check_health=check_health,
+            explain_stall=lambda: "; dropped so far: 3 invalid",
             stop_requested=lambda: self.stop,
         )
 
@@ -177,6 +179,17 @@ def test_a_stall_ends_in_an_error_that_names_the_key() -> None:
     rig = Rig(batches=1)
     with pytest.raises(RunError, match=r"run\.stall_timeout_s"):
         rig.loop(stall_s=0.0).run()
+
+
+def test_a_stall_tells_what_is_known_of_its_cause() -> None:
+    with pytest.raises(RunError, match=r"dropped so far: 3 invalid"):
+        Rig(batches=0).loop(stall_s=0.0).run()
+
+
+def test_a_lease_that_ran_out_while_training_is_no_silent_success() -> None:
+    rig = Rig(leases_hold=False)
+    with pytest.raises(RunError, match=r"queue\.lease_s"):
+        rig.loop().run()
 
 
 def test_a_request_ends_the_run_with_its_reason_also_while_waiting() -> None:
