@@ -50,9 +50,9 @@ def run(config: RunConfig) -> int:
         except Exception as error:
             finish("failed", "error", brief(error))
             raise RunError(f"{brief(error)} (see {directory.path})") from error
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as error:  # Ray makes the latter of a SIGTERM
             finish("failed", "interrupted", "interrupted before its orderly end")
-            raise
+            raise KeyboardInterrupt from error
         finish("done", reason)
     print(f"done: {reason}; summary in {directory.summary_path}")
     return 0

@@ -9,6 +9,7 @@ it anyway, so its detached logprobs are kept and no extra forward pass is made f
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +36,8 @@ from learner.settings import LearnerSettings
 class StepOutcome:
     """One optimiser step: whether it changed the weights, with what norm and rate.
 
-    gradient_norm: global, before clipping; infinite or NaN where the step was refused.
+    gradient_norm: global, before clipping; infinite or NaN where the step was refused. Logprobs
+    of the model that are not finite make it so.
     """
 
     applied: bool
@@ -200,10 +202,12 @@ class _BatchWork:
         if micro.filler:
             self._engine.backward(target.sum() * 0.0)
             return {}
+        finite = torch.isfinite(target)
+        scored = torch.where(finite, target, micro.behaviour_logprobs)
         objective = policy_objective(
             self._recipe,
-            target_logprobs=target,
-            proximal_logprobs=self._proximal_of(number, target),
+            target_logprobs=scored,
+            proximal_logprobs=self._proximal_of(number, scored),
             behaviour_logprobs=micro.behaviour_logprobs,
             advantages=self._advantages[micro.row_index],
             action_mask=micro.action_mask,
@@ -211,7 +215,8 @@ class _BatchWork:
             turn_ids=micro.turn_ids,
             denominators=self._denominators,
         )
-        self._engine.backward(objective.loss)
+        # Into the gradient with what is not: only there all ranks see it, and refuse together.
+        self._engine.backward(objective.loss if bool(finite.all()) else target.sum() * math.nan)
         return objective.sums
 
     def _proximal_of(self, number: int, target: Tensor) -> Tensor | None:

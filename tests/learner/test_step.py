@@ -228,7 +228,7 @@ def plain_loss(
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """A batch whose gradient was spoilt on the last rank, then the same batch unspoilt."""
+    """A batch that was spoilt on the last rank, then the same batch unspoilt."""
 
     refused: list[StepReport]
     kept: PolicyVersion
@@ -237,40 +237,47 @@ class Refusal:
 
 
 def spoil_and_repeat(
-    place: RankPlace, cases: list[LearnerSettings], payloads: list[bytes]
+    place: RankPlace, cases: list[LearnerSettings], payloads: list[bytes], what: str
 ) -> list[Refusal]:
-    return [_spoil_and_repeat(place, settings, payloads) for settings in cases]
+    return [_spoil_and_repeat(place, settings, payloads, what) for settings in cases]
 
 
 def _spoil_and_repeat(
-    place: RankPlace, settings: LearnerSettings, payloads: list[bytes]
+    place: RankPlace, settings: LearnerSettings, payloads: list[bytes], what: str
 ) -> Refusal:
+    """what: "backward", whose loss is spoilt, or "logprobs", which are spoilt."""
     rank = LearnerRank(settings, place, PolicyVersion(0, 3))
     before = weights_of(rank)
-    backward = rank._engine.backward
-    factor = math.nan if place.rank == place.world_size - 1 else 1.0
-    rank._engine.backward = lambda loss: backward(loss * factor)  # type: ignore[method-assign]
+    sound: Any = getattr(rank._engine, what)
+    last = place.rank == place.world_size - 1
+
+    def spoilt(argument: Any) -> Any:  # noqa: ANN401
+        factor = math.nan if last else 1.0
+        return sound(argument * factor) if what == "backward" else sound(argument) * factor
+
+    setattr(rank._engine, what, spoilt)
     refused = rank.train(payloads, rank.version)
     kept = rank.version
     between = weights_of(rank)
-    rank._engine.backward = backward  # type: ignore[method-assign]
+    setattr(rank._engine, what, sound)
     applied = rank.train(payloads, rank.version)
     unchanged = all(np.array_equal(before[name], between[name]) for name in before)
     return Refusal(refused, kept, unchanged, applied)
 
 
-def test_a_gradient_that_is_not_finite_on_one_rank_is_refused_on_all(model_path: str) -> None:
+@pytest.mark.parametrize("what", ["backward", "logprobs"])
+def test_what_is_not_finite_on_one_rank_is_refused_on_all(model_path: str, what: str) -> None:
     warming_up = dataclasses.replace(ADAM, warmup_steps=10)
     cases = [
         settings_for(model_path, zero_stage=stage, optimiser=warming_up, max_reuse=2)
-        for stage in range(4)
+        for stage in (range(4) if what == "backward" else (1,))
     ]
     seen = [
         case
-        for of_rank in run_ranks(spoil_and_repeat, 2, cases, made_up_payloads())
+        for of_rank in run_ranks(spoil_and_repeat, 2, cases, made_up_payloads(), what)
         for case in of_rank
     ]
-    assert len(seen) == 8
+    assert len(seen) == 2 * len(cases)
     for case in seen:
         assert [report.applied for report in case.refused] == [False]
         assert not math.isfinite(case.refused[0].gradient_norm)
