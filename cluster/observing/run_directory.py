@@ -3,7 +3,7 @@
 config.json     resolved configuration
 summary.json    what the run came to (see `summary`), replaced as a whole
 steps.jsonl     one event a line (see `step_log`)
-trajectories/   checkpoints/   policy/
+policy/         the trained policy
 """
 
 from __future__ import annotations
@@ -62,16 +62,6 @@ class RunDirectory:
     def steps_path(self) -> Path:
         """The event log."""
         return self.path / "steps.jsonl"
-
-    @property
-    def trajectories_path(self) -> Path:
-        """Folder of the trajectory segments."""
-        return self.path / "trajectories"
-
-    @property
-    def checkpoints_path(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
 
     @property
     def policy_path(self) -> Path:
