@@ -47,7 +47,10 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
 def test_every_run_that_ships_parses_and_passes_the_checks(path: Path) -> None:
-    check_config(load_config(path))
+    """A model that a make target has yet to produce is stood in for by the starter."""
+    config = load_config(path)
+    assert config.model.path == "starter" or config.model.path.startswith(".cache/")
+    check_config(load_config(path, ['model.path="starter"']))
 
 
 def test_the_demo_ships() -> None:
