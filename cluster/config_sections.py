@@ -51,7 +51,7 @@ class RunSection(Section):
     max_wall_s: Positive | None = None
     """Seconds after which the run ends in order; without it only max_steps ends it."""
     stall_timeout_s: Positive = 120.0
-    """Seconds without any progress after which the run stops with the first cause."""
+    """Seconds without progress, or without a learner rank's answer, after which the run stops."""
 
 
 class ModelSection(Section):

@@ -87,17 +87,22 @@ class LearnerGroup:
         ranks: int,
         num_cpus: float,
         num_gpus: float,
-        deadline_s: float,
+        start_deadline_s: float,
+        answer_deadline_s: float,
     ) -> None:
-        """Place the ranks together. Raises RunError when the bundle does not fit in time."""
+        """Place the ranks together. Raises RunError when the bundle does not fit in time.
+
+        start_deadline_s: of placing and starting. answer_deadline_s: of every call after that.
+        """
         self._settings = settings
-        self._deadline_s = deadline_s
+        self._deadline_s = start_deadline_s
+        self._answer_deadline_s = answer_deadline_s
         bundle = {"CPU": num_cpus} | ({"GPU": num_gpus} if num_gpus else {})
         self._placement = placement_group([bundle] * ranks, strategy="PACK")
-        if not self._placement.wait(deadline_s):
+        if not self._placement.wait(start_deadline_s):
             raise RunError(
-                f"no place for the learner: {ranks} bundles of {bundle} within {deadline_s:.0f} s; "
-                f"the cluster has {ray.available_resources()} free"
+                f"no place for the learner: {ranks} bundles of {bundle} within "
+                f"{start_deadline_s:.0f} s; the cluster has {ray.available_resources()} free"
             )
         strategy = PlacementGroupSchedulingStrategy(self._placement)
         remote = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(LearnerShell)
@@ -115,6 +120,7 @@ class LearnerGroup:
                 for shell, place in zip(self._ranks, places, strict=True)
             ]
         )
+        self._deadline_s = self._answer_deadline_s
 
     def train(self, payloads: Sequence[bytes], version: PolicyVersion) -> list[StepReport]:
         """Train one batch; reports of rank 0."""

@@ -88,7 +88,8 @@ class Supervisor:
             ranks=place.ranks,
             num_cpus=place.num_cpus,
             num_gpus=place.num_gpus,
-            deadline_s=assembly.START_DEADLINE_S,
+            start_deadline_s=assembly.START_DEADLINE_S,
+            answer_deadline_s=self._config.run.stall_timeout_s,
         )
         stack.callback(learner.close)
         return learner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,18 @@ def closed(finished: Finished) -> bool:
     )
 
 
-def kill_engine(root: Path) -> None:
-    """SIGKILL the one engine core of a run."""
-    (engine,) = [pid for pid, name in processes(root).items() if "EngineCore" in name]
-    os.kill(engine, signal.SIGKILL)
+def until_first_step(process: subprocess.Popen[str]) -> None:
+    """Read a run's lines until it has trained."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if re.match(r"step [1-9]", line):
+            return
+
+
+def send(root: Path, name: str, number: signal.Signals) -> None:
+    """Send a signal to the one process of a run that has `name` in its command line."""
+    (pid,) = [pid for pid, command in processes(root).items() if name in command]
+    os.kill(pid, number)
 
 
 def test_max_lag_0_is_strictly_on_policy(tmp_path: Path) -> None:
@@ -65,11 +74,8 @@ def test_two_ranks_two_engines_reuse_gspo_and_an_adaptive_schedule(tmp_path: Pat
 
 def test_an_engine_that_is_killed_is_replaced_and_accounted(tmp_path: Path) -> None:
     process = start(tmp_path, {**SMALL, "run.max_steps": 40})
-    assert process.stdout is not None
-    for line in process.stdout:
-        if re.match(r"step [1-9]", line):
-            break
-    kill_engine(tmp_path)
+    until_first_step(process)
+    send(tmp_path, "EngineCore", signal.SIGKILL)
     finished = finish(process, tmp_path)
     assert finished.code == 0, finished.output
     assert "actor-0 is lost" in finished.output
@@ -79,11 +85,8 @@ def test_an_engine_that_is_killed_is_replaced_and_accounted(tmp_path: Path) -> N
 
 def test_without_restarts_left_the_first_cause_ends_the_run(tmp_path: Path) -> None:
     process = start(tmp_path, {**SMALL, "run.max_steps": 400, "actors.max_restarts": 0})
-    assert process.stdout is not None
-    for line in process.stdout:
-        if re.match(r"step [1-9]", line):
-            break
-    kill_engine(tmp_path)
+    until_first_step(process)
+    send(tmp_path, "EngineCore", signal.SIGKILL)
     finished = finish(process, tmp_path)
     assert finished.code == 1
     assert "actor-0 failed after 0 restarts" in finished.output.strip().splitlines()[-1]
@@ -92,12 +95,27 @@ def test_without_restarts_left_the_first_cause_ends_the_run(tmp_path: Path) -> N
     assert closed(finished)
 
 
+def test_a_learner_that_hangs_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    short = {
+        "run.stall_timeout_s": 20,
+        "rollout.episode_deadline_s": 10,
+        "rollout.environment_deadline_s": 5,
+        "engine.swap_deadline_s": 10,
+        "broadcast.engine_deadline_s": 10,
+    }
+    process = start(tmp_path, {**SMALL, **short, "run.max_steps": 4000})
+    until_first_step(process)
+    send(tmp_path, "LearnerShell", signal.SIGSTOP)
+    finished = finish(process, tmp_path)
+    assert finished.code == 1
+    assert "a learner rank did not answer within 20 s" in finished.output.strip().splitlines()[-1]
+    assert closed(finished)
+    assert not left_behind(tmp_path)
+
+
 def test_sigterm_ends_a_run_in_order(tmp_path: Path) -> None:
     process = start(tmp_path, {**SMALL, "run.max_steps": 4000})
-    assert process.stdout is not None
-    for line in process.stdout:
-        if re.match(r"step [1-9]", line):
-            break
+    until_first_step(process)
     process.send_signal(signal.SIGTERM)
     finished = finish(process, tmp_path)
     assert finished.code == 0, finished.output
