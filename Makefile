@@ -1,4 +1,4 @@
-# Every target makes the environment first if it is missing or out of date (deploy/setup.sh).
+# Every target that needs the environment makes it first if it is missing or out of date (deploy/setup.sh).
 SHELL := /bin/bash
 PY := .venv/bin/python
 LAGWISE := $(PY) -m cluster

@@ -45,7 +45,7 @@ class RunSection(Section):
     root: Name = "runs"
     """Folder in which the run directory is made."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "demo"
-    """Prefix of the run's id and directory: letters, digits, dot, dash, underscore."""
+    """End of the run id and directory, after the start: letters, digits, dot, dash, underscore."""
     max_steps: AtLeastOne = 100
     """Optimiser steps after which the run is done; a batch in work gets its last passes."""
     max_wall_s: Positive | None = None

@@ -42,7 +42,7 @@ class Recipe:
 
     @property
     def needs_proximal_pass(self) -> bool:
-        """Whether the learner must score the batch before its first optimiser step on it."""
+        """Whether logprobs of before the first optimiser step on the batch are needed."""
         if self.proximal is Proximal.BEHAVIOUR:
             return False
         return self.surrogate.has_ratio or self.weight.kind == ProximalBehaviourWeight.kind

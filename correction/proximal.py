@@ -1,8 +1,9 @@
 """The proximal policy: the anchor of the trust region.
 
-recompute   the learner scores the batch once, before the first optimiser step on it
-            (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298)
-behaviour   the anchor is mu itself; no extra forward pass ("bypass")
+recompute   the target policy as it was before the first optimiser step on the batch; the learner
+            keeps the detached logprobs of its first pass, no extra forward pass (decoupled
+            PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298)
+behaviour   the anchor is mu itself ("bypass")
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def proximal_anchor(
 ) -> Tensor:
     """Logprobs of the proximal policy, [B, T], detached.
 
-    recomputed_logprobs: [B, T] of the learner's own scoring pass; looked at under `recompute`
+    recomputed_logprobs: [B, T] that the learner kept; looked at under `recompute`
     only. Raises InputError where it is needed and missing.
     """
     if proximal is Proximal.BEHAVIOUR:
