@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def test_make_targets_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCS, ids=IDS)
 def test_commands_parse_and_their_keys_are_known(path: Path) -> None:
     for line in re.findall(r"^(?:\$ )?(?:lagwise|python -m cluster) (.+)$", path.read_text(), re.M):
-        words = line.split("#")[0].replace("\\", "").split()
+        words = shlex.split(line.split("#")[0])
         if any(word.isupper() for word in words):
             continue  # a form, not a command
         options = _parser().parse_args(words)
