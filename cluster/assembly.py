@@ -6,18 +6,16 @@ place that knows both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.admission import LagBudget
 from actors.rollout import RolloutLimits
 from actors.settings import ActorSettings
 from actors.trajectory.record import KvMode
 from actors.vllm_settings import VllmSettings, engine_environment
 from actors.weight_segment import default_segment_directory
-from cluster.checks import queue_groups
 from cluster.config import RunConfig
+from cluster.derived import lag_budget, queue_groups
 from cluster.fleet import FleetPolicy, actor_identity
 from cluster.trajectory_queue.records import QueuePolicy
 from correction.recipes import Recipe, resolve
@@ -32,15 +30,6 @@ START_DEADLINE_S = 600.0
 """Longest start of an engine or a rank; large models load slowly."""
 ANSWER_DEADLINE_S = 20.0
 """How long a rollout actor may take to answer a question about its state."""
-
-
-def lag_budget(config: RunConfig) -> LagBudget:
-    """N, B and U of `actors.admission`."""
-    return LagBudget(
-        max_lag_versions=config.lag.max_lag_versions,
-        groups_per_step=config.learner.groups_per_step,
-        steps_per_batch=config.learner.max_reuse,
-    )
 
 
 def queue_policy(config: RunConfig, run_id: str) -> QueuePolicy:
@@ -162,15 +151,6 @@ def actor_settings(
         ),
         groups_in_flight=config.actors.groups_in_flight,
     )
-
-
-def needed_resources(config: RunConfig) -> Mapping[str, float]:
-    """CPUs and GPUs that the run asks Ray for."""
-    actors, learner = config.actors, config.learner
-    return {
-        "CPU": actors.count * actors.num_cpus + learner.ranks * learner.num_cpus,
-        "GPU": actors.count * actors.num_gpus + learner.ranks * learner.num_gpus,
-    }
 
 
 def actor_launcher(config: RunConfig, run_id: str, model_path: Path) -> LaunchActor:

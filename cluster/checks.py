@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from actors.admission import LagBudget, batches_left
+from cluster.derived import needed_resources, queue_groups
 from correction.errors import ConfigError, RecipeError
 from learner.schedule import most_versions
 
@@ -45,7 +45,7 @@ def check_resources(config: RunConfig, resources: Mapping[str, float]) -> None:
         ("CPU", actors.num_cpus, learner.num_cpus),
         ("GPU", actors.num_gpus, learner.num_gpus),
     ):
-        needed = actors.count * per_actor + learner.ranks * per_rank
+        needed = needed_resources(config)[kind]
         there = resources.get(kind, 0.0)
         if needed > there:
             key = f"num_{kind.lower()}s"
@@ -67,16 +67,6 @@ def check_texts(config: RunConfig, model_path: Path) -> None:
     from actors.renderer import make_renderer
 
     make_renderer(model_path, make_family(config.environment.name, config.environment.options))
-
-
-def queue_groups(config: RunConfig) -> int:
-    """Most groups that the lag bound can ever admit, by the rule of `actors.admission`."""
-    budget = LagBudget(
-        max_lag_versions=config.lag.max_lag_versions,
-        groups_per_step=config.learner.groups_per_step,
-        steps_per_batch=config.learner.max_reuse,
-    )
-    return budget.groups_per_step * batches_left(budget, 0, 0)
 
 
 def _found(rules: tuple[Callable[[RunConfig], Problem], ...], config: RunConfig) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cluster import assembly
-from cluster.checks import check_config, queue_groups
+from cluster.checks import check_config
 from cluster.config import RunConfig
+from cluster.derived import lag_budget, needed_resources, queue_groups
 from correction.recipes import describe
 
 
@@ -21,7 +22,7 @@ def describe_plan(config: RunConfig) -> str:
 
 
 def _pipeline(config: RunConfig) -> str:
-    budget = assembly.lag_budget(config)
+    budget = lag_budget(config)
     groups = queue_groups(config)
     size = config.rollout.group_size
     return "\n".join(
@@ -45,7 +46,7 @@ def _broadcast(config: RunConfig) -> str:
 
 
 def _resources(config: RunConfig) -> str:
-    needed = assembly.needed_resources(config)
+    needed = needed_resources(config)
     return (
         f"asks for     {needed['CPU']:g} CPUs, {needed['GPU']:g} GPUs: "
         f"{config.actors.count} rollout actors, {config.learner.ranks} learner ranks"

@@ -7,9 +7,9 @@ import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from cluster import assembly
 from cluster.checks import check_config, check_resources, check_texts
 from cluster.config import RunConfig, resolved
+from cluster.derived import needed_resources
 from cluster.fleet import brief
 from cluster.model_source import model_folder
 from cluster.observing.exporter import MetricsExporter
@@ -62,7 +62,7 @@ def _supervised(
     config: RunConfig, directory: RunDirectory, observers: Observers, stop: StopSignals
 ) -> str:
     """Cluster, model, supervisor."""
-    with ray_session(assembly.needed_resources(config)["CPU"]) as resources:
+    with ray_session(needed_resources(config)["CPU"]) as resources:
         stop.check()
         check_resources(config, resources)
         model_path = model_folder(config, observers)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from actors.admission import LagBudget, capacity
-from cluster.checks import LATE_RULES, RULES, check_config, check_resources, queue_groups
+from cluster.checks import LATE_RULES, RULES, check_config, check_resources
 from cluster.config import RunConfig, parse_config
+from cluster.derived import queue_groups
 from correction.errors import ConfigError
 from learner.schedule import most_versions
 
