@@ -29,7 +29,7 @@ class StepView:
     """What the diagnostics look at; all [B, T], all detached.
 
     log_ratios: token log theta/prox. to_behaviour: token log learner/mu. weight: what multiplied
-    the surrogate, taken at weight_level. token: where the surrogate clipped. advantages: [B].
+    the surrogate, taken at weight_level. token: where the surrogate clipped. advantages: [B, T].
     """
 
     log_ratios: Tensor
@@ -98,8 +98,8 @@ def _clip_quantities(view: StepView) -> dict[str, Tensor]:
         "high": view.token.clipped_high,
         "dual": view.token.clipped_dual,
     }
-    positive = (view.advantages > 0)[:, None].expand(view.mask.shape)
-    negative = (view.advantages < 0)[:, None].expand(view.mask.shape)
+    positive = view.advantages > 0
+    negative = view.advantages < 0
     signs = {"positive": positive, "negative": negative}
     return {
         f"clip_{side}_{sign}": (clipped & chosen)[view.mask].double()

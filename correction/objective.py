@@ -105,7 +105,8 @@ def policy_objective(
     )
     weight = recipe.weight(to_behaviour, action_mask, turn_ids)
     target = fill_masked(target_logprobs.to(log_ratios.dtype), action_mask)
-    inputs = SurrogateInputs(target, log_ratios, advantages.to(target.dtype), action_mask)
+    spread = advantages.to(target.dtype)[:, None].expand(action_mask.shape)
+    inputs = SurrogateInputs(target, log_ratios, spread, action_mask)
     token = recipe.surrogate(inputs)
     weighted = token.losses * weight.weight  # 0 where rejected; the counts of `aggregate` stay
     loss = aggregate(weighted, action_mask, recipe.aggregation, denominators)
@@ -115,7 +116,7 @@ def policy_objective(
         weight=weight,
         weight_level=recipe.weight.level,
         token=token,
-        advantages=advantages,
+        advantages=spread,
         mask=action_mask,
         lag_versions=lag_versions,
         turn_ids=turn_ids,

@@ -20,7 +20,7 @@ class SurrogateInputs:
     """What a surrogate may look at; masked places are filled already.
 
     target_logprobs: [B, T] with gradient. log_ratios: [B, T] token log theta/prox, with gradient.
-    advantages: [B]. mask: [B, T] bool, the original action mask.
+    advantages: [B, T]. mask: [B, T] bool, the original action mask.
     """
 
     target_logprobs: Tensor

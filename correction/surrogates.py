@@ -5,8 +5,9 @@
     gspo        the same clip on the trajectory's geometric ratio     arXiv 2507.18071
     reinforce   - A log theta                                         Williams 1992
 
-Shapes: log_ratios, target_logprobs [B, T]; advantages [B]; mask [B, T] bool -> losses [B, T].
-Masked places of the inputs must already be filled (`masks.fill_masked`, `ratios.log_ratio`).
+Shapes: log_ratios, target_logprobs [B, T]; advantages [B, T], or [B, 1] for one a trajectory;
+mask [B, T] bool -> losses [B, T]. Masked places of the inputs must already be filled
+(`masks.fill_masked`, `ratios.log_ratio`).
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ def ppo_clip(
     both sides are equal, and the choice is also what the clip fractions count.
     """
     ratio = to_ratio(log_ratios)
-    sign = advantages[:, None].sign()
+    sign = advantages.sign()
     low, high = 1.0 - clip_low, 1.0 + clip_high
     clipped_high = (sign > 0) & (ratio > high)
     clipped_low = (sign < 0) & (ratio < low)
     clipped_dual = (sign < 0) & (ratio > dual_clip) & (dual_clip > 0)
     effective = ratio.masked_fill(clipped_high, high).masked_fill(clipped_low, low)
     effective = effective.masked_fill(clipped_dual, dual_clip)
-    return TokenLosses(-advantages[:, None] * effective, clipped_low, clipped_high, clipped_dual)
+    return TokenLosses(-advantages * effective, clipped_low, clipped_high, clipped_dual)
 
 
 def gspo(
@@ -75,4 +76,4 @@ def gspo(
 def reinforce(target_logprobs: Tensor, advantages: Tensor) -> TokenLosses:
     """-A log theta. No ratio inside: off-policy it needs a weight."""
     never = torch.zeros_like(target_logprobs, dtype=torch.bool)
-    return TokenLosses(-advantages[:, None] * target_logprobs, never, never, never)
+    return TokenLosses(-advantages * target_logprobs, never, never, never)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from correction.surrogates import gspo, ppo_clip, reinforce
 
-A = torch.tensor([1.5, -2.0, 0.0], dtype=torch.float64)
+A = torch.tensor([[1.5], [-2.0], [0.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, False], [True, False, True], [True, True, True]])
 
 
@@ -46,7 +46,7 @@ def test_an_active_clip_has_no_gradient_and_everything_else_has() -> None:
     assert token.clipped_low.tolist() == [[False] * 3, [True, False, False], [False] * 3]
     assert token.clipped_dual.tolist() == [[False] * 3, [False, False, True], [False] * 3]
     moving = gradient != 0
-    assert torch.equal(moving, ~active & (A != 0)[:, None])
+    assert torch.equal(moving, ~active & (A != 0))
 
 
 def test_the_gradient_inside_the_clip_is_minus_r_a_also_on_policy() -> None:

@@ -141,9 +141,11 @@ def test_seed_clip_table(dtype: torch.dtype) -> None:
     for _, ratio, unclipped, clipped in vector["rows"]:
         a = tensor([vector["A"]], dtype)
         logs = tensor([[ratio]], dtype).log()
-        token = ppo_clip(logs, a, clip_low=0.2, clip_high=0.2)
+        token = ppo_clip(logs, a[:, None], clip_low=0.2, clip_high=0.2)
         assert_golden(-token.losses[0, 0], clipped)
-        assert_golden(-ppo_clip(logs, a, clip_low=0.9, clip_high=9.0).losses[0, 0], unclipped)
+        assert_golden(
+            -ppo_clip(logs, a[:, None], clip_low=0.9, clip_high=9.0).losses[0, 0], unclipped
+        )
         assert bool(token.clipped_high) == (ratio > 1.2)
 
 
@@ -151,7 +153,7 @@ def test_seed_clip_table(dtype: torch.dtype) -> None:
 def test_dual_clip_table(dtype: torch.dtype) -> None:
     for ratio, a, dual, loss, slope in VECTORS["PPO.dual_clip"]["rows"]:
         logs = tensor([[ratio]], dtype).log().requires_grad_()
-        token = ppo_clip(logs, tensor([a], dtype), clip_low=0.2, clip_high=0.2, dual_clip=dual)
+        token = ppo_clip(logs, tensor([[a]], dtype), clip_low=0.2, clip_high=0.2, dual_clip=dual)
         (gradient,) = torch.autograd.grad(token.losses.sum(), logs)
         assert_golden(token.losses[0, 0], loss)
         assert_golden(gradient[0, 0], slope)
@@ -162,18 +164,18 @@ def test_surrogates_of_the_fixture(dtype: torch.dtype) -> None:
     f = FixtureF(dtype)
     logs = log_ratio(f.target, f.proximal, f.mask).requires_grad_()
 
-    token = ppo_clip(logs, f.advantages, clip_low=0.2, clip_high=0.2)
+    token = ppo_clip(logs, f.advantages[:, None], clip_low=0.2, clip_high=0.2)
     (gradient,) = torch.autograd.grad((token.losses * f.mask).sum(), logs)
 
     assert_golden(token.losses * f.mask, VECTORS["F.ppo_clip_0.2"]["loss_tok"])
     assert_golden(gradient, VECTORS["F.ppo_clip_0.2"]["grad_logp"])
-    higher = ppo_clip(logs, f.advantages, clip_low=0.2, clip_high=0.28)
+    higher = ppo_clip(logs, f.advantages[:, None], clip_low=0.2, clip_high=0.28)
     assert_golden(higher.losses * f.mask, VECTORS["F.dapo_clip_higher_.2_.28"]["loss_tok"])
-    plain = reinforce(f.target, f.advantages)
+    plain = reinforce(f.target, f.advantages[:, None])
     assert_golden(plain.losses * f.mask, VECTORS["F.reinforce"]["loss_tok"])
     for name in ("F.gspo_paper", "F.gspo_wide"):
         low, high = VECTORS[name]["eps"]
-        whole = gspo(logs, f.mask, f.advantages, clip_low=low, clip_high=high)
+        whole = gspo(logs, f.mask, f.advantages[:, None], clip_low=low, clip_high=high)
         assert_golden(whole.losses[:, 0], VECTORS[name]["seq_loss"])
 
 
