@@ -18,19 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.trajectory.record import FlatTokens, Int64, TrajectoryGroup
+from actors.trajectory.record import Bool, FlatTokens, Int64, TrajectoryGroup
 from correction.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryRow:
-    """One trajectory as the learner sees it. group_index numbers the batch's groups from 0."""
+    """One trajectory as the learner sees it. group_index numbers the batch's groups from 0.
+
+    truncated: the episode was cut by a limit, not finished by the environment.
+    """
 
     tokens: FlatTokens
     reward: float
     group_index: int
     temperature: float
     reward_parts: Mapping[str, float]
+    truncated: bool
 
     @property
     def length_tokens(self) -> int:
@@ -106,18 +110,26 @@ class MicroBatch:
     """Rows padded on the right to a common length T; mask and lag say nothing about padding.
 
     token_ids int64, action_mask bool, behaviour_logprobs float32, lag_versions int64 (0 where not
-    sampled), turn_ids int64 (-1 where not sampled): all [B, T]. row_index int64 [B]: place in the
-    batch. temperature float32 [B]. filler: computed only so that all ranks take part; weight 0.
+    sampled), turn_ids int64 (-1 where not sampled), prompt_mask bool (true on what was observed
+    before the first sampled token, but for position 0, about which no logits speak): all [B, T].
+    lengths_tokens int64 [B]: real tokens. row_index int64 [B]: place in the batch. temperature
+    float32 [B]. head_ids int64 [B, T, K] and head_behaviour_logprobs float32 [B, T, K]: the K
+    likeliest tokens of mu at each sampled place, (-1, -inf) where there are none; None where the
+    engines were not asked. filler: computed only so that all ranks take part; weight 0.
     """
 
     token_ids: Tensor
     action_mask: Tensor
+    prompt_mask: Tensor
+    lengths_tokens: Tensor
     behaviour_logprobs: Tensor
     lag_versions: Tensor
     turn_ids: Tensor
     row_index: Tensor
     temperature: Tensor
     filler: bool
+    head_ids: Tensor | None = None
+    head_behaviour_logprobs: Tensor | None = None
 
 
 def assemble(groups: Sequence[TrajectoryGroup]) -> LearnerBatch:
@@ -133,6 +145,7 @@ def assemble(groups: Sequence[TrajectoryGroup]) -> LearnerBatch:
             group_index=index,
             temperature=trajectory.sampling.temperature,
             reward_parts=trajectory.reward_parts,
+            truncated=trajectory.truncated,
         )
         for index, group in enumerate(groups)
         for trajectory in group.trajectories
@@ -207,6 +220,8 @@ def collate(batch: LearnerBatch, rows: Sequence[int], learner_step: int) -> Micr
     return MicroBatch(
         token_ids=_padded([row.tokens.token_ids for row in picked], 0, torch.int64),
         action_mask=mask,
+        prompt_mask=_padded([_prompt_mask(row) for row in picked], False, torch.bool),
+        lengths_tokens=torch.tensor([row.length_tokens for row in picked], dtype=torch.int64),
         behaviour_logprobs=_padded(
             [row.tokens.behaviour_logprobs for row in picked], 0.0, torch.float32
         ),
@@ -216,6 +231,12 @@ def collate(batch: LearnerBatch, rows: Sequence[int], learner_step: int) -> Micr
         temperature=torch.tensor([row.temperature for row in picked], dtype=torch.float32),
         filler=not rows,
     )
+
+
+def _prompt_mask(row: TrajectoryRow) -> Bool:
+    observed = np.cumsum(row.tokens.action_mask) == 0
+    observed[0] = False
+    return observed
 
 
 def _padded(arrays: Sequence[np.ndarray], fill: float, dtype: torch.dtype) -> Tensor:

@@ -85,6 +85,10 @@ def test_collate_keeps_every_value_at_its_place_and_pads_on_the_right() -> None:
         assert micro.behaviour_logprobs[at, :length].tolist() == flat.behaviour_logprobs.tolist()
         assert micro.turn_ids[at, :length].tolist() == flat.turn_ids.tolist()
         assert not micro.action_mask[at, length:].any()
+        assert int(micro.lengths_tokens[at]) == length
+        first = int(flat.action_mask.argmax())
+        prompt = [0 < place < first for place in range(micro.token_ids.shape[1])]
+        assert micro.prompt_mask[at].tolist() == prompt
     assert micro.row_index.tolist() == [4, 0, 7]
     assert micro.temperature.tolist() == pytest.approx([0.7] * 3)
     assert not micro.filler
