@@ -40,12 +40,14 @@ class Denominators:
 
     action_tokens: true places of the action masks. trajectories: those with at least one action
     token. max_tokens: the generation limit of one trajectory, in tokens; for `constant` only.
-    Raises InputError unless all are positive.
+    prompt_tokens: of all prompts, for a prompt penalty only; 0 where nobody asks.
+    Raises InputError unless all others are positive.
     """
 
     action_tokens: int
     trajectories: int
     max_tokens: int
+    prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("action_tokens", "trajectories", "max_tokens"):

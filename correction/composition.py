@@ -1,49 +1,90 @@
 """A policy update as a composition of parts. A Recipe that exists is a right one.
 
 Combinations that count a ratio twice, correct nothing or weigh trajectories by accident are
-refused when the Recipe is made, with the reason and the way out.
+refused when the Recipe is made (`combination_rules`), with the reason and the way out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from correction.aggregation import Aggregation
-from correction.errors import RecipeError
-from correction.parts import PARTS, Advantage, Part, Surrogate, Weight
+from correction.combination_rules import check_combination
+from correction.group_filter import GroupFilter
+from correction.learner_parts import NoControl, NoCritic
+from correction.needs import Need
+from correction.parts import (
+    PARTS,
+    SEVERAL,
+    Advantage,
+    Control,
+    Critic,
+    Part,
+    Weight,
+)
+from correction.penalty_parts import Kl, KlPlace, Penalty
 from correction.proximal import Proximal
-from correction.ratios import Level
-from correction.weight_parts import NoWeight, ProximalBehaviourWeight, TargetBehaviourWeight
+from correction.shaping_parts import Shaping
+from correction.surrogate_parts import PolicySurrogate, ScoreCentered
+from correction.token_advantage_parts import VTrace
+from correction.trust_parts import TrustMask
+from correction.weight_parts import NoWeight, ProximalBehaviourWeight
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A policy update, composed: advantages -> proximal -> weight -> surrogate -> aggregation.
+    """A policy update, composed.
 
-    allow_no_correction: the user accepts lagged data without any correction.
+    shaping -> advantage -> proximal -> weight and trust -> surrogate -> penalties -> aggregation,
+    with the critic's loss beside them, the learning rate under control, and the groups that are
+    worth a step chosen before any of it. allow_no_correction: the user accepts lagged data without
+    any correction. experimental: why the method is not to be relied on; empty if it is.
     """
 
     name: str
     advantage: Advantage
-    proximal: Proximal
-    weight: Weight
-    surrogate: Surrogate
+    surrogate: PolicySurrogate
     aggregation: Aggregation
+    proximal: Proximal = Proximal.BEHAVIOUR
+    weight: Weight = NoWeight()
+    trust: tuple[TrustMask, ...] = ()
+    penalties: tuple[Penalty, ...] = ()
+    shaping: tuple[Shaping, ...] = ()
+    critic: Critic = NoCritic()
+    control: Control = NoControl()
+    group_filter: GroupFilter = GroupFilter.NONE
     allow_no_correction: bool = False
+    experimental: str = ""
 
     def __post_init__(self) -> None:
-        _check_double_counting(self)
-        _check_whole_sequence(self)
+        check_combination(self)
 
     @property
-    def parts(self) -> dict[str, Part]:
-        """The part in every slot."""
-        return {slot: getattr(self, slot) for slot in PARTS}
+    def parts(self) -> dict[str, Part | tuple[Part, ...]]:
+        """What stands in every slot, in the order of `parts`."""
+        return {slot: getattr(self, slot) for slot in (*PARTS, *SEVERAL)}
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What the parts cannot do without, all together."""
+        needs = set(self.advantage.needs | self.surrogate.needs)
+        for penalty in self.penalties:
+            needs |= penalty.needs
+        scored = any(mask.whole_batch for mask in self.trust) or self._reward_kl is not None
+        if scored:
+            needs.add(Need.SCORES)
+        return frozenset(needs)
 
     @property
     def needs_proximal_pass(self) -> bool:
-        """Whether logprobs of before the first optimiser step on the batch are needed."""
-        if self.proximal is Proximal.BEHAVIOUR:
+        """Whether logprobs of before the first optimiser step on the batch are needed.
+
+        A learner keeps them from its first pass, unless `Need.SCORES` makes it score beforehand.
+        """
+        if self.proximal is not Proximal.RECOMPUTE:
             return False
         return self.surrogate.has_ratio or self.weight.kind == ProximalBehaviourWeight.kind
 
@@ -51,42 +92,34 @@ class Recipe:
     def corrects_lag(self) -> bool:
         """Whether a ratio with mu as its denominator acts anywhere in the loss."""
         ratio_to_mu = self.proximal is Proximal.BEHAVIOUR and self.surrogate.has_ratio
-        return ratio_to_mu or not isinstance(self.weight, NoWeight)
+        inside = self.surrogate.own_weight and not self._is_unweighted_centering
+        weighted = not isinstance(self.weight, NoWeight)
+        return ratio_to_mu or inside or weighted or isinstance(self.advantage, VTrace)
 
+    @property
+    def is_imitation(self) -> bool:
+        """Whether the tokens are an expert's: nothing of mu matters, so lag does not either."""
+        return not self.surrogate.uses_advantages
 
-def _check_double_counting(recipe: Recipe) -> None:
-    """Each factor of theta/mu = theta/prox x prox/mu may act once."""
-    bypass = recipe.proximal is Proximal.BEHAVIOUR
-    weighted = not isinstance(recipe.weight, NoWeight)
-    if bypass and recipe.surrogate.has_ratio and weighted:
-        raise RecipeError(
-            f"correction: proximal = behaviour puts theta/mu inside {recipe.surrogate.kind}; a "
-            "weight beside it counts the ratio twice. Set weight = none or proximal = recompute"
-        )
-    if bypass and recipe.weight.kind == ProximalBehaviourWeight.kind:
-        raise RecipeError(
-            "correction: proximal = behaviour makes prox/mu equal to 1, so this weight corrects "
-            "nothing. Set weight = target_behaviour or proximal = recompute"
-        )
-    if isinstance(recipe.weight, TargetBehaviourWeight) and recipe.surrogate.has_ratio:
-        raise RecipeError(
-            f"correction: {recipe.surrogate.kind} holds theta/prox; the weight theta/mu counts it "
-            "twice. Set weight = proximal_behaviour or surrogate = reinforce"
-        )
+    @property
+    def head_tokens(self) -> int:
+        """How many of the engine's likeliest tokens are needed at each place; 0 for none."""
+        return self.surrogate.head_tokens
 
+    @property
+    def kl(self) -> Kl | None:
+        """The penalty towards the reference, if there is one."""
+        return self.penalty_of(Kl)
 
-def _check_whole_sequence(recipe: Recipe) -> None:
-    """GSPO decides a trajectory at a time: its loss must count trajectories, not tokens."""
-    if not recipe.surrogate.whole_sequence:
-        return
-    if recipe.aggregation is not Aggregation.SEQUENCE_MEAN_TOKEN_MEAN:
-        raise RecipeError(
-            f"correction: {recipe.surrogate.kind} has one loss a trajectory, {recipe.aggregation} "
-            "would weigh it by length. Set aggregation = sequence_mean_token_mean"
-        )
-    one_weight = recipe.weight.level in (Level.GEOMETRIC, Level.SEQUENCE_PRODUCT)
-    if not isinstance(recipe.weight, NoWeight) and not one_weight:
-        raise RecipeError(
-            f"correction: {recipe.surrogate.kind} has one ratio a trajectory, the weight is taken "
-            f"at level {recipe.weight.level}. Set weight.level = geometric or sequence_product"
-        )
+    def penalty_of(self, kind: type[P]) -> P | None:
+        """The penalty of a kind, if there is one."""
+        return next((part for part in self.penalties if isinstance(part, kind)), None)
+
+    @property
+    def _reward_kl(self) -> Kl | None:
+        kl = self.kl
+        return kl if kl is not None and kl.place is KlPlace.REWARD else None
+
+    @property
+    def _is_unweighted_centering(self) -> bool:
+        return isinstance(self.surrogate, ScoreCentered) and self.surrogate.weight == "none"

@@ -19,7 +19,14 @@ from torch import Tensor
 
 from correction.bounds import BoundedWeight
 from correction.masks import masked_sum
-from correction.pooling import BUCKET_ENDS_VERSIONS, LAG_BUCKETS, MAX_PREFIX, at_lag
+from correction.pooling import (
+    BUCKET_ENDS_VERSIONS,
+    LAG_BUCKETS,
+    MAX_PREFIX,
+    MEASURE,
+    REJECTED_BY,
+    at_lag,
+)
 from correction.ratios import MAX_LOG_RATIO, Level, segment_sizes, to_ratio
 from correction.surrogates import TokenLosses
 
@@ -29,7 +36,8 @@ class StepView:
     """What the diagnostics look at; all [B, T], all detached.
 
     log_ratios: token log theta/prox. to_behaviour: token log learner/mu. weight: what multiplied
-    the surrogate, taken at weight_level. token: where the surrogate clipped. advantages: [B, T].
+    the surrogate, taken at weight_level. token: where the surrogate clipped. rejected: what each
+    trust mask rejected, by rule. measures: figures of each token, by name.
     """
 
     log_ratios: Tensor
@@ -41,6 +49,8 @@ class StepView:
     mask: Tensor
     lag_versions: Tensor
     turn_ids: Tensor
+    rejected: Mapping[str, Tensor]
+    measures: Mapping[str, Tensor]
 
 
 def additive_sums(view: StepView) -> dict[str, Tensor]:
@@ -73,6 +83,8 @@ def _token_quantities(view: StepView) -> dict[str, Tensor]:
         "max_abs_log_ratio": away.abs(),
         "max_abs_log_ratio_update": update.abs(),
     }
+    quantities |= {f"{REJECTED_BY}{k}": gone[mask].double() for k, gone in view.rejected.items()}
+    quantities |= {f"{MEASURE}{name}": m[mask].double() for name, m in view.measures.items()}
     return quantities | _divergences(away, update) | _clip_quantities(view)
 
 

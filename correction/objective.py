@@ -1,13 +1,13 @@
-"""The two calls of a learner: advantages of a batch, and the policy loss of a micro-batch.
+"""The loss of a micro-batch, and the additive sums that say what it did.
 
-    advantages = group_advantages(recipe, rewards, group_index)          whole batch, once
-    objective = policy_objective(recipe, ..., denominators=...)          each micro-batch
-    objective.loss.backward()                                            gradients add up
-    metrics = summarise(sums of all parts)                               `pooling`
+    prepared = prepare(recipe, view, ...)                     whole batch, once: `preparation`
+    objective = policy_objective(recipe, inputs, prepared.rows(...), denominators)
+    objective.loss.backward()                                 gradients add up
+    metrics = summarise(sums of all parts)                    `pooling`
 
-Order inside: proximal -> weight, bounded and detached -> surrogate -> aggregation by the original
-counts -> diagnostics. Nothing here reduces across ranks: global counts come in as numbers, sums
-go out.
+Order inside: proximal -> weight and trust masks, detached -> surrogate -> penalties, critic
+-> aggregation by the original counts -> diagnostics. Nothing here reduces across ranks: global
+counts come in as numbers, sums go out.
 """
 
 from __future__ import annotations
@@ -16,30 +16,35 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from correction.aggregation import Denominators, aggregate, check_denominators
-from correction.checks import (
-    require_finite,
-    require_floating,
-    require_integers,
-    require_mask,
-    require_range,
-    require_shape,
-)
+from correction.aggregation import Aggregation, Denominators, aggregate, check_denominators
+from correction.composition import Recipe
+from correction.checks import require_given
 from correction.diagnostics import StepView, additive_sums
+from correction.errors import InputError
+from correction.learner_parts import NoCritic
 from correction.masks import fill_masked
+from correction.penalties import KlEstimator, estimate_kl
+from correction.penalty_parts import PenaltyInputs, PromptKl
+from correction.policy_inputs import PolicyInputs
 from correction.pooling import add_sums, summarise
+from correction.preparation import Prepared, prepare
+from correction.prompt_penalty import prompt_kl
 from correction.proximal import Proximal, proximal_anchor
-from correction.ratios import log_ratio
-from correction.recipes import Recipe
+from correction.ratios import MAX_LOG_RATIO, log_ratio
 from correction.surrogate_parts import SurrogateInputs
-from correction.weight_parts import TargetBehaviourWeight
+from correction.token_advantage_parts import ValueSource, VTrace
+from correction.trust_parts import TrustInputs
+from correction.vtrace import VtraceEstimate
+from correction.weight_parts import TargetBehaviourWeight, without
 
 __all__ = [
     "Denominators",
     "Objective",
+    "PolicyInputs",
+    "Prepared",
     "add_sums",
-    "group_advantages",
     "policy_objective",
+    "prepare",
     "summarise",
 ]
 
@@ -57,121 +62,240 @@ class Objective:
     sums: dict[str, Tensor]
 
 
-def group_advantages(recipe: Recipe, rewards: Tensor, group_index: Tensor) -> Tensor:
-    """Advantages [N] of the trajectories of a whole batch, detached, dtype of rewards.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ratios:
+    """Token log ratios [B, T] of a micro-batch, 0 where masked.
 
-    rewards: [N] floating. group_index: [N] int64, any number that is the same for siblings.
-    Raises InputError for shapes, dtypes, non-finite rewards and a group of one.
+    anchor: log prox, filled. update: theta/prox, with gradient. away: learner/mu, the learner of
+    before the step where it was scored. whole: theta/mu now. The last two are detached.
     """
-    return recipe.advantage(rewards, group_index)
+
+    target: Tensor
+    behaviour: Tensor
+    anchor: Tensor
+    update: Tensor
+    away: Tensor
+    whole: Tensor
 
 
 def policy_objective(
-    recipe: Recipe,
-    *,
-    target_logprobs: Tensor,
-    proximal_logprobs: Tensor | None,
-    behaviour_logprobs: Tensor,
-    advantages: Tensor,
-    action_mask: Tensor,
-    lag_versions: Tensor,
-    turn_ids: Tensor,
-    denominators: Denominators,
+    recipe: Recipe, inputs: PolicyInputs, prepared: Prepared, denominators: Denominators
 ) -> Objective:
-    """Policy loss and additive sums of one micro-batch of whole trajectories.
+    """Loss and additive sums of one micro-batch of whole trajectories.
 
-    target_logprobs: [B, T] floating, log theta of the sampled tokens, with gradient.
-    proximal_logprobs: [B, T], log prox; None where `recipe.needs_proximal_pass` is false.
-    behaviour_logprobs: [B, T], log mu as the engine returned it.
-    advantages: [B], from `group_advantages`.
-    action_mask: [B, T] bool, true on sampled tokens. A row without any is padding.
-    lag_versions: [B, T] int64, learner version minus behaviour version, >= 0.
-    turn_ids: [B, T] int64, in [0, T), the turn of each sampled token.
-    denominators: counts of the global batch.
-
-    What stands at masked places never matters, NaN included. 16-bit logprobs are widened to
-    float32; float64 stays. Raises InputError for shapes, dtypes, a mask without any true,
-    non-finite logprobs or advantages, negative lag, and denominators smaller than the batch.
+    prepared: the rows of the micro-batch. denominators: counts of the global batch. What stands at
+    masked places never matters, NaN included. 16-bit logprobs are widened to float32; float64
+    stays. Raises InputError for what `PolicyInputs` refuses, for tensors that the recipe needs and
+    that are missing, and for denominators smaller than the micro-batch.
     """
-    _check_ids(action_mask, lag_versions, turn_ids)
-    _check_numbers(action_mask, advantages, target_logprobs, proximal_logprobs, behaviour_logprobs)
-    check_denominators(action_mask, denominators)
+    mask = prepared.action_mask
+    inputs.check(mask)
+    check_denominators(mask, denominators)
+    ratios = _ratios(recipe, inputs, prepared)
+    trace = _trace(recipe, inputs, prepared, ratios)
+    advantages = prepared.advantages if trace is None else trace.advantages
+    advantages = fill_masked(advantages.to(ratios.target.dtype), mask)
 
-    log_ratios = _target_to_proximal(
-        recipe, target_logprobs, proximal_logprobs, behaviour_logprobs, action_mask
+    weight = recipe.weight(ratios.away, mask, inputs.turn_ids, advantages)
+    rejected = _rejected(recipe, inputs, prepared, ratios, advantages)
+    weight = without(weight, rejected)
+    token, measures = recipe.surrogate(
+        SurrogateInputs(
+            target_logprobs=ratios.target,
+            anchor_logprobs=ratios.anchor,
+            behaviour_logprobs=ratios.behaviour,
+            log_ratios=ratios.update,
+            advantages=advantages,
+            mask=mask,
+            log_expectation=prepared.log_expectation,
+            head_target_logprobs=inputs.head_target_logprobs,
+            head_behaviour_logprobs=inputs.head_behaviour_logprobs,
+        )
     )
-    to_behaviour = _learner_to_behaviour(
-        recipe, target_logprobs, proximal_logprobs, behaviour_logprobs, action_mask
-    )
-    weight = recipe.weight(to_behaviour, action_mask, turn_ids)
-    target = fill_masked(target_logprobs.to(log_ratios.dtype), action_mask)
-    spread = advantages.to(target.dtype)[:, None].expand(action_mask.shape)
-    inputs = SurrogateInputs(target, log_ratios, spread, action_mask)
-    token = recipe.surrogate(inputs)
-    weighted = token.losses * weight.weight  # 0 where rejected; the counts of `aggregate` stay
-    loss = aggregate(weighted, action_mask, recipe.aggregation, denominators)
+    # 0 where rejected; the counts of `aggregate` stay.
+    weighted = token.losses * weight.weight
+    shares = {"policy": aggregate(weighted, mask, recipe.aggregation, denominators)}
+    shares |= _penalties(recipe, inputs, prepared, ratios, denominators)
+    shares |= _critic(recipe, inputs, prepared, trace, denominators)
+    loss = sum(shares.values(), start=ratios.target.new_zeros(()))
     view = StepView(
-        log_ratios=log_ratios.detach(),
-        to_behaviour=to_behaviour,
+        log_ratios=ratios.update.detach(),
+        to_behaviour=ratios.away,
         weight=weight,
         weight_level=recipe.weight.level,
         token=token,
-        advantages=spread,
-        mask=action_mask,
-        lag_versions=lag_versions,
-        turn_ids=turn_ids,
+        advantages=advantages,
+        mask=mask,
+        lag_versions=inputs.lag_versions,
+        turn_ids=inputs.turn_ids,
+        rejected=rejected,
+        measures={**measures, **_measures(inputs, prepared, ratios, trace)},
     )
-    return Objective(loss, additive_sums(view) | {"loss": loss.detach().double()})
+    sums = additive_sums(view)
+    sums |= {f"loss_{name}": share.detach().double() for name, share in shares.items()}
+    return Objective(loss, sums | {"loss": loss.detach().double()})
 
 
-def _target_to_proximal(
-    recipe: Recipe, target: Tensor, recomputed: Tensor | None, behaviour: Tensor, mask: Tensor
-) -> Tensor:
-    """Token log theta/prox [B, T], with gradient."""
+def _ratios(recipe: Recipe, inputs: PolicyInputs, prepared: Prepared) -> _Ratios:
+    mask, recomputed = prepared.action_mask, inputs.proximal_logprobs
+    if recomputed is None:
+        recomputed = prepared.scores
     if recomputed is None and not recipe.needs_proximal_pass:
-        recomputed = target
-    return log_ratio(target, proximal_anchor(recipe.proximal, recomputed, behaviour), mask)
+        recomputed = inputs.target_logprobs
+    anchor = proximal_anchor(
+        recipe.proximal,
+        recomputed,
+        inputs.behaviour_logprobs,
+        target_logprobs=inputs.target_logprobs,
+        lag_versions=inputs.lag_versions,
+        mask=mask,
+    )
+    update = log_ratio(inputs.target_logprobs, anchor, mask)
+    behaviour = fill_masked(inputs.behaviour_logprobs.detach().to(update.dtype), mask)
+    target = fill_masked(inputs.target_logprobs.to(update.dtype), mask)
+    whole = target.detach() - behaviour
+    return _Ratios(
+        target=target,
+        behaviour=behaviour,
+        anchor=fill_masked(anchor.to(update.dtype), mask),
+        update=update,
+        away=_learner_to_behaviour(recipe, anchor, behaviour, whole, mask),
+        whole=whole,
+    )
 
 
 def _learner_to_behaviour(
-    recipe: Recipe, target: Tensor, recomputed: Tensor | None, behaviour: Tensor, mask: Tensor
+    recipe: Recipe, anchor: Tensor, behaviour: Tensor, whole: Tensor, mask: Tensor
 ) -> Tensor:
     """Token log learner/mu [B, T], detached: what lag and engine mismatch did to the batch.
 
-    The learner is the proximal policy where it was scored, else the target policy.
+    The learner is the proximal policy where there is one apart from mu, else the target policy.
     """
     of_target = recipe.proximal is Proximal.BEHAVIOUR or isinstance(
         recipe.weight, TargetBehaviourWeight
     )
-    learner = target if of_target or recomputed is None else recomputed
-    return log_ratio(learner.detach(), behaviour.detach(), mask)
+    return whole if of_target else log_ratio(anchor.detach(), behaviour, mask)
 
 
-def _check_ids(mask: Tensor, lag_versions: Tensor, turn_ids: Tensor) -> None:
-    require_mask("action_mask", mask)
-    for name, ids, below in (
-        ("lag_versions", lag_versions, None),
-        ("turn_ids", turn_ids, mask.shape[1]),
-    ):
-        require_integers(name, ids)
-        require_shape(name, ids, tuple(mask.shape))
-        require_range(name, ids, mask, 0, below)
+def _trace(
+    recipe: Recipe, inputs: PolicyInputs, prepared: Prepared, ratios: _Ratios
+) -> VtraceEstimate | None:
+    """V-trace's targets and advantages under the present theta, where the recipe has them."""
+    advantage = recipe.advantage
+    if not isinstance(advantage, VTrace):
+        return None
+    if advantage.values is ValueSource.CRITIC:
+        values, final = inputs.critic_values()
+        cut = prepared.truncated & advantage.bootstrap_truncated
+        bootstrap = final.where(cut, final.new_zeros(()))
+    else:
+        baseline = require_given("baseline", prepared.baseline, "V-trace without a critic")
+        values = baseline[:, None].expand(prepared.action_mask.shape)
+        bootstrap = baseline.new_zeros(baseline.shape)
+    return advantage.trace(
+        ratios.whole,
+        prepared.token_rewards,
+        values,
+        bootstrap,
+        prepared.action_mask,
+        inputs.turn_ids,
+    )
 
 
-def _check_numbers(
-    mask: Tensor,
+def _rejected(
+    recipe: Recipe,
+    inputs: PolicyInputs,
+    prepared: Prepared,
+    ratios: _Ratios,
     advantages: Tensor,
-    target: Tensor,
-    recomputed: Tensor | None,
-    behaviour: Tensor,
-) -> None:
-    require_floating("advantages", advantages)
-    require_shape("advantages", advantages, (mask.shape[0],))
-    require_finite("advantages", advantages, mask.any(dim=-1))
-    named = {"target_logprobs": target, "behaviour_logprobs": behaviour}
-    if recomputed is not None:
-        named["proximal_logprobs"] = recomputed
-    for name, logprobs in named.items():
-        require_floating(name, logprobs)
-        require_shape(name, logprobs, tuple(mask.shape))
-        require_finite(name, logprobs.detach(), mask)
+) -> dict[str, Tensor]:
+    """Tokens [B, T] that each trust mask rejects."""
+    mask = prepared.action_mask
+    view = TrustInputs(
+        to_behaviour=ratios.away,
+        target_to_behaviour=ratios.whole,
+        target_logprobs=ratios.target.detach(),
+        behaviour_logprobs=ratios.behaviour,
+        advantages=advantages,
+        mask=mask,
+        lag_versions=inputs.lag_versions,
+    )
+    kept = {
+        rule.kind: prepared.keep[rule.kind] if rule.whole_batch else rule(view)
+        for rule in recipe.trust
+    }
+    return {kind: mask & ~keep for kind, keep in kept.items()}
+
+
+def _penalties(
+    recipe: Recipe,
+    inputs: PolicyInputs,
+    prepared: Prepared,
+    ratios: _Ratios,
+    denominators: Denominators,
+) -> dict[str, Tensor]:
+    """Shares of the loss by penalty."""
+    view = PenaltyInputs(
+        target_logprobs=ratios.target,
+        behaviour_logprobs=ratios.behaviour,
+        mask=prepared.action_mask,
+        kl_coefficient=prepared.kl_coefficient,
+        reference_logprobs=prepared.reference_logprobs,
+        entropy=inputs.entropy,
+    )
+    shares = {}
+    for part in recipe.penalties:
+        losses = part.token_losses(view)
+        if losses is not None:
+            shares[part.kind] = aggregate(
+                losses, prepared.action_mask, recipe.aggregation, denominators
+            )
+        if isinstance(part, PromptKl):
+            prompt = inputs.prompt
+            if prompt is None:
+                raise InputError("prompt: missing, the prompt penalty needs it")
+            losses = prompt_kl(prompt.target_logprobs, prompt.reference_logprobs, prompt.mask)
+            shares[part.kind] = part.coefficient * losses.sum() / denominators.prompt_tokens
+    return shares
+
+
+def _critic(
+    recipe: Recipe,
+    inputs: PolicyInputs,
+    prepared: Prepared,
+    trace: VtraceEstimate | None,
+    denominators: Denominators,
+) -> dict[str, Tensor]:
+    """The critic's share of the loss, over action tokens whatever the policy's aggregation is."""
+    if isinstance(recipe.critic, NoCritic):
+        return {}
+    targets = prepared.value_targets if trace is None else trace.value_targets
+    result = recipe.critic.losses(
+        require_given("values", inputs.values, "a critic"),
+        require_given("value_targets", targets, "a critic"),
+        prepared.action_mask,
+        prepared.old_values,
+    )
+    losses = recipe.critic.coefficient * result.losses
+    share = aggregate(losses, prepared.action_mask, Aggregation.TOKEN_MEAN, denominators)
+    return {"critic": share}
+
+
+def _measures(
+    inputs: PolicyInputs, prepared: Prepared, ratios: _Ratios, trace: VtraceEstimate | None
+) -> dict[str, Tensor]:
+    """Figures of each token [B, T], by name, whose means are metrics."""
+    measures = {}
+    if prepared.reference_logprobs is not None:
+        away = log_ratio(ratios.target.detach(), prepared.reference_logprobs, prepared.action_mask)
+        measures["kl_k1_theta_reference"] = away
+        measures["kl_k3_theta_reference"] = estimate_kl(away.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), KlEstimator.K3)
+    if inputs.entropy is not None:
+        measures["entropy"] = inputs.entropy.detach()
+    if trace is not None:
+        measures["vtrace_rho"] = trace.rho
+    targets = prepared.value_targets if trace is None else trace.value_targets
+    if inputs.values is not None and targets is not None:
+        measures["value"] = inputs.values.detach()
+        measures["value_error_squared"] = (inputs.values.detach() - targets).square()
+    return measures

@@ -18,6 +18,12 @@ BUCKET_ENDS_VERSIONS = (0, 1, 2, 4, 8)
 """Largest lag of each bucket but the last."""
 MAX_PREFIX = "max_"
 """Sums whose key starts so combine by maximum."""
+REJECTED_BY = "rejected_by_"
+"""Sums of tokens that a trust mask rejected: key + kind of the mask."""
+MEASURE = "measure_"
+"""Sums of figures whose mean over tokens is a metric of the rest of the key."""
+LOSS = "loss"
+"""Sums whose key starts so are shares of the loss, not sorted by lag."""
 
 Number = TypeVar("Number", float, Tensor)
 _SIDES, _SIGNS = ("low", "high", "dual"), ("positive", "negative")
@@ -57,10 +63,17 @@ def summarise(sums: Mapping[str, float]) -> dict[str, float]:
     log_ratio_abs_max (learner/mu), log_ratio_update_abs_max (theta/prox)
     clip_fraction_{low,high,dual}_{positive,negative}: by side and sign of the advantage
 
+    And where the recipe has them:
+    rejected_fraction_by_{trust mask}: tokens; several masks may reject the same one
+    kl_k1_theta_reference, kl_k3_theta_reference (nats a token, tokens of mu); entropy (nats)
+    vtrace_rho: mean ratio under rho_bar; value, value_error_squared: of the critic
+    head_mass_behaviour, head_mass_target, head_tail_ratio, centering_l1: of Score Centering
+
     Overall only:
     mismatch_{tokens,kl_k1,kl_k3,log_ratio_abs_max}: learner/mu on tokens of lag 0, where nothing
         but the engine's arithmetic differs (exact before the first step on the batch)
-    lagged_{...}: the same on tokens of lag >= 1. loss, where the sums hold it.
+    lagged_{...}: the same on tokens of lag >= 1.
+    loss, and its shares loss_policy, loss_critic, loss_{penalty}
     """
     pooled = {label: _of_buckets(sums, [label]) for label in LAG_BUCKETS}
     metrics = _metrics(_of_buckets(sums, LAG_BUCKETS))
@@ -68,9 +81,7 @@ def summarise(sums: Mapping[str, float]) -> dict[str, float]:
         metrics |= {at_lag(name, label): value for name, value in _metrics(part).items()}
     metrics |= _engine_mismatch("mismatch", _of_buckets(sums, LAG_BUCKETS[:1]))
     metrics |= _engine_mismatch("lagged", _of_buckets(sums, LAG_BUCKETS[1:]))
-    if "loss" in sums:
-        metrics["loss"] = float(sums["loss"])
-    return metrics
+    return metrics | {key: float(sums[key]) for key in sums if key.startswith(LOSS)}
 
 
 def _of_buckets(sums: Mapping[str, float], labels: Iterable[str]) -> dict[str, float]:
@@ -105,6 +116,11 @@ def _metrics(part: Mapping[str, float]) -> dict[str, float]:
     }
     metrics |= {name: part[name] / tokens for name in _DIVERGENCES}
     metrics |= {name: part[name.replace("_fraction", "")] / tokens for name in _CLIPS}
+    for key, value in part.items():
+        if key.startswith(REJECTED_BY):
+            metrics[f"rejected_fraction_by_{key.removeprefix(REJECTED_BY)}"] = value / tokens
+        if key.startswith(MEASURE):
+            metrics[key.removeprefix(MEASURE)] = value / tokens
     return metrics | _trajectory_metrics(part)
 
 

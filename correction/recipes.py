@@ -9,66 +9,19 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from correction.advantage_parts import Grpo
-from correction.aggregation import Aggregation
+from correction.catalogue_reuse import REUSE_RECIPES
+from correction.catalogue_signal import SIGNAL_RECIPES
 from correction.composition import Recipe
 from correction.errors import RecipeError
 from correction.overrides import apply_overrides, flatten
-from correction.parts import kind_of, parameters_of
-from correction.proximal import Proximal
-from correction.ratios import Level
-from correction.surrogate_parts import Gspo, PpoClip, Reinforce
-from correction.weight_parts import NoWeight, ProximalBehaviourWeight
+from correction.parts import Part, kind_of, parameters_of
 
 __all__ = ["DEFAULT_RECIPE", "RECIPES", "Recipe", "describe", "resolve"]
 
 DEFAULT_RECIPE = "decoupled_ppo"
 
 RECIPES: Mapping[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            name="decoupled_ppo",
-            advantage=Grpo(),
-            proximal=Proximal.RECOMPUTE,
-            weight=ProximalBehaviourWeight(),
-            surrogate=PpoClip(),
-            aggregation=Aggregation.TOKEN_MEAN,
-        ),
-        Recipe(
-            name="ppo_bypass",
-            advantage=Grpo(),
-            proximal=Proximal.BEHAVIOUR,
-            weight=NoWeight(),
-            surrogate=PpoClip(),
-            aggregation=Aggregation.TOKEN_MEAN,
-        ),
-        Recipe(
-            name="gspo",
-            advantage=Grpo(),
-            proximal=Proximal.RECOMPUTE,
-            # Geometric like the surrogate: the two factors then make theta/mu of the same kind.
-            weight=ProximalBehaviourWeight(level=Level.GEOMETRIC),
-            surrogate=Gspo(),
-            aggregation=Aggregation.SEQUENCE_MEAN_TOKEN_MEAN,
-        ),
-        Recipe(
-            name="grpo_on_policy",
-            advantage=Grpo(),
-            proximal=Proximal.RECOMPUTE,
-            weight=NoWeight(),
-            surrogate=PpoClip(),
-            aggregation=Aggregation.SEQUENCE_MEAN_TOKEN_MEAN,
-        ),
-        Recipe(
-            name="none",
-            advantage=Grpo(),
-            proximal=Proximal.RECOMPUTE,
-            weight=NoWeight(),
-            surrogate=Reinforce(),
-            aggregation=Aggregation.TOKEN_MEAN,
-        ),
-    )
+    recipe.name: recipe for recipe in (*REUSE_RECIPES, *SIGNAL_RECIPES)
 }
 """Every named method, by name. Papers and formulas: docs/methods.md."""
 
@@ -97,17 +50,31 @@ def resolve(
 
 
 def describe(recipe: Recipe) -> str:
-    """The composition as text, one slot a line, with every parameter that has an effect."""
-    lines = [f"recipe       {recipe.name}"]
-    for slot, part in recipe.parts.items():
-        values = ", ".join(f"{name}={value}" for name, value in parameters_of(part).items())
-        lines.append(f"{slot:<12} {kind_of(part)}" + (f" ({values})" if values else ""))
-    lines.append(f"corrects lag {'yes' if recipe.corrects_lag else 'no'}")
+    """The composition as text, one slot a line, with every parameter that has an effect.
+
+    Slots that hold nothing are left out.
+    """
+    lines = [f"recipe        {recipe.name}"]
+    for slot, standing in recipe.parts.items():
+        several = isinstance(standing, tuple)
+        for part in standing if isinstance(standing, tuple) else (standing,):
+            if several or kind_of(part) != "none" or slot == "weight":
+                lines.append(f"{slot:<13} {_told(part)}")
+    lines.append(f"needs         {', '.join(sorted(recipe.needs)) or 'nothing beyond mu'}")
+    lines.append(f"corrects lag  {'yes' if recipe.corrects_lag else 'no'}")
+    if recipe.experimental:
+        lines.append(f"experimental  {recipe.experimental}")
     return "\n".join(lines)
 
 
+def _told(part: Part) -> str:
+    values = ", ".join(f"{name}={value}" for name, value in parameters_of(part).items())
+    return kind_of(part) + (f" ({values})" if values else "")
+
+
 def _check_run(recipe: Recipe, max_lag_versions: int, group_size: int) -> None:
-    if max_lag_versions > 0 and not (recipe.corrects_lag or recipe.allow_no_correction):
+    harmless = recipe.corrects_lag or recipe.is_imitation or recipe.allow_no_correction
+    if max_lag_versions > 0 and not harmless:
         raise RecipeError(
             f"correction.recipe: {recipe.name!r}, so composed, corrects for no lag; max_lag is "
             f"{max_lag_versions}. Set max_lag = 0, or a recipe that corrects (decoupled_ppo, "

@@ -1,0 +1,197 @@
+"""What is decided once for a whole batch, before the first optimiser step on it.
+
+    view -> shaped rewards -> KL in the reward -> advantages of all members -> prompt weights
+         -> masks that need the whole batch -> what the loss may see
+
+    prepared = prepare(recipe, view, limit_tokens=..., kl_coefficient=...)
+    prepared.rows(index, columns)        a micro-batch's share
+
+Everything is detached and the same on every rank, because every rank sees the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+from torch import Tensor
+
+from correction.advantage_parts import Advantages
+from correction.aggregation import Denominators
+from correction.batch_view import BatchView
+from correction.composition import Recipe
+from correction.masks import fill_masked
+from correction.needs import Need
+from correction.penalties import kl_token_rewards
+from correction.penalty_parts import KlPlace, PromptKl, PromptWeights
+from correction.prompt_penalty import prompt_weights
+from correction.proximal import Proximal
+from correction.ratios import log_ratio
+from correction.token_advantages import terminal_rewards
+from correction.trust_parts import TrustInputs
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Prepared:
+    """Constants of a batch, or of a micro-batch's rows of it.
+
+    action_mask: [N, T] bool, what the loss may see. advantages: [N, T], 0 where masked.
+    token_rewards: [N, T]. truncated: [N] bool. kl_coefficient: in force for this batch.
+    baseline: [N], a constant V. value_targets, old_values: [N, T], for the critic.
+    keep: {rule: bool [N, T]} of masks that need the whole batch.
+    log_expectation: [N], of the group. scores, reference_logprobs: [N, T].
+    metrics: of the whole batch, as they stand.
+    """
+
+    action_mask: Tensor
+    advantages: Tensor
+    token_rewards: Tensor
+    truncated: Tensor
+    kl_coefficient: float = 0.0
+    baseline: Tensor | None = None
+    value_targets: Tensor | None = None
+    old_values: Tensor | None = None
+    keep: Mapping[str, Tensor] = field(default_factory=dict)
+    log_expectation: Tensor | None = None
+    scores: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def rows(self, index: Tensor, columns: int) -> Prepared:
+        """The rows `index` [B] int64, cut to their first `columns` places."""
+        changes = {
+            entry.name: _cut(getattr(self, entry.name), index, columns)
+            for entry in fields(self)
+            if isinstance(getattr(self, entry.name), Tensor)
+        }
+        keep = {rule: _cut(mask, index, columns) for rule, mask in self.keep.items()}
+        return replace(self, keep=keep, **changes)
+
+    def denominators(self, limit_tokens: int, prompt_tokens: int = 0) -> Denominators:
+        """Counts of the batch that the loss may see; 1 where there is nothing left of it.
+
+        limit_tokens: the generation limit of one trajectory. prompt_tokens: of all prompts.
+        """
+        return Denominators(
+            action_tokens=max(1, int(self.action_mask.sum())),
+            trajectories=max(1, int(self.action_mask.any(dim=-1).sum())),
+            max_tokens=limit_tokens,
+            prompt_tokens=prompt_tokens,
+        )
+
+
+def prepare(
+    recipe: Recipe, view: BatchView, *, limit_tokens: int, kl_coefficient: float | None = None
+) -> Prepared:
+    """All that `recipe` decides once for the batch `view`.
+
+    limit_tokens: the generation limit of one trajectory. kl_coefficient: in force now, where it
+    adapts; None takes the recipe's. Raises InputError for what the estimators refuse: a group of
+    one, a tensor that the recipe needs and that is missing, scores of another version.
+    """
+    kl = recipe.kl
+    coefficient = kl_coefficient if kl_coefficient is not None else kl.coefficient if kl else 0.0
+    for part in recipe.shaping:
+        view = replace(view, rewards=part.rewards(view, limit_tokens))
+    view, token_rewards = _with_token_rewards(recipe, view, coefficient)
+    made = recipe.advantage(view, token_rewards)
+    mask = view.action_mask
+    for part in recipe.shaping:
+        mask = mask & part.action_mask(view)
+    advantages = _weighed(recipe, view, _on_tokens(made.values, view.action_mask))
+    return Prepared(
+        action_mask=mask,
+        advantages=fill_masked(advantages, mask),
+        token_rewards=token_rewards,
+        truncated=view.truncated,
+        kl_coefficient=coefficient,
+        baseline=made.baseline,
+        value_targets=made.value_targets,
+        old_values=view.values,
+        keep=_whole_batch_masks(recipe, view, advantages, mask),
+        log_expectation=recipe.surrogate.prepare(view),
+        scores=view.scores,
+        reference_logprobs=view.reference_logprobs,
+        metrics=_metrics(view, made, mask),
+    )
+
+
+def _with_token_rewards(
+    recipe: Recipe, view: BatchView, coefficient: float
+) -> tuple[BatchView, Tensor]:
+    """Rewards token by token, and the view with their sums as the rewards of trajectories."""
+    token_rewards = terminal_rewards(view.rewards, view.action_mask)
+    kl = recipe.kl
+    if kl is None or kl.place is KlPlace.LOSS:
+        return view, token_rewards
+    sampler = view.behaviour_logprobs
+    if recipe.proximal is Proximal.RECOMPUTE:
+        sampler = view.required("scores", Need.SCORES)
+    penalty = kl_token_rewards(
+        sampler, view.reference_logprobs, view.action_mask, coefficient=coefficient
+    )
+    token_rewards = token_rewards + penalty.to(token_rewards.dtype)
+    return replace(view, rewards=token_rewards.sum(dim=-1)), token_rewards
+
+
+def _on_tokens(values: Tensor, mask: Tensor) -> Tensor:
+    spread = values[:, None].expand(mask.shape) if values.dim() == 1 else values
+    return fill_masked(spread, mask)
+
+
+def _weighed(recipe: Recipe, view: BatchView, advantages: Tensor) -> Tensor:
+    """Advantages times the weight of their prompt, where the recipe weighs prompts."""
+    penalty = recipe.penalty_of(PromptKl)
+    if penalty is None or penalty.weights is PromptWeights.NONE:
+        return advantages
+    surprise = view.required("prompt_nll", Need.PROMPT)
+    _, group_of, counts = torch.unique(view.group_index, return_inverse=True, return_counts=True)
+    a_prompt = surprise.new_zeros(len(counts)).index_add(0, group_of, surprise) / counts
+    weights = prompt_weights(a_prompt, clip=penalty.weight_clip or None)[group_of]
+    return advantages * weights.to(advantages.dtype)[:, None]
+
+
+def _whole_batch_masks(
+    recipe: Recipe, view: BatchView, advantages: Tensor, mask: Tensor
+) -> dict[str, Tensor]:
+    """Masks over all of the batch at once: learner/mu of before the first step."""
+    rules = [rule for rule in recipe.trust if rule.whole_batch]
+    if not rules or not bool(mask.any()):
+        return {}
+    scores = fill_masked(view.required("scores", Need.SCORES), mask)
+    behaviour = fill_masked(view.behaviour_logprobs, mask)
+    away = log_ratio(scores, behaviour, mask)
+    inputs = TrustInputs(
+        to_behaviour=away,
+        target_to_behaviour=away,
+        target_logprobs=scores,
+        behaviour_logprobs=behaviour,
+        advantages=advantages,
+        mask=mask,
+        lag_versions=torch.zeros_like(view.turn_ids),
+    )
+    return {rule.kind: rule(inputs) for rule in rules}
+
+
+def _metrics(view: BatchView, made: Advantages, mask: Tensor) -> dict[str, float]:
+    """Figures of the whole batch that no sum over tokens would give."""
+    advantages = _on_tokens(made.values, view.action_mask)[view.action_mask].double()
+    spread = advantages.std(correction=0) if len(advantages) else advantages.sum()
+    _, group_of, counts = torch.unique(view.group_index, return_inverse=True, return_counts=True)
+    highest = view.rewards.new_full((len(counts),), -torch.inf)
+    lowest = view.rewards.new_full((len(counts),), torch.inf)
+    highest = highest.scatter_reduce(0, group_of, view.rewards, "amax")
+    lowest = lowest.scatter_reduce(0, group_of, view.rewards, "amin")
+    removed = int(view.action_mask.sum()) - int(mask.sum())
+    return {
+        "advantage_mean": float(advantages.mean()),
+        "advantage_std": float(spread),
+        "zero_variance_group_fraction": float((highest == lowest).double().mean()),
+        "overlong_filtered_fraction": removed / int(view.action_mask.sum()),
+    }
+
+
+def _cut(values: Tensor, index: Tensor, columns: int) -> Tensor:
+    chosen = values[index]
+    return chosen[:, :columns] if chosen.dim() > 1 else chosen
