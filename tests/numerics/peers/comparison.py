@@ -25,7 +25,7 @@ EQUAL = "equal"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: the largest difference is absolute, over all batches."""
+    """One line of the table. difference: the largest of all batches, relative above 1."""
 
     function: str
     peer: str
@@ -73,13 +73,13 @@ class Comparison:
         dtype = torch.promote_types(expected.dtype, theirs.dtype)
         narrow = min((expected.dtype, theirs.dtype), key=lambda kind: torch.finfo(kind).bits)
         expected, theirs, ours = expected.to(dtype), theirs.to(dtype), ours.to(dtype)
-        allowed = TOLERANCE[narrow] * theirs.abs().clamp(min=1.0)
-        wrong = ~((expected - theirs).abs() <= allowed)  # also where one of them is NaN
+        scale = theirs.abs().clamp(min=1.0)
+        wrong = ~((expected - theirs).abs() <= TOLERANCE[narrow] * scale)  # also where one is NaN
         assert not bool(wrong.any()), (
             f"{self.function} beside {self.peer}, batch of seed {self._seed}: "
             f"{expected[wrong][:4].tolist()} expected, {theirs[wrong][:4].tolist()} found"
         )
-        self.difference = max(self.difference, float((ours - theirs).abs().max()))
+        self.difference = max(self.difference, float(((ours - theirs).abs() / scale).max()))
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def _graded(loss: LossOf, batch: PeerBatch) -> tuple[Tensor, Tensor]:
 def table_lines(rows: list[Row]) -> list[str]:
     """The table as text."""
     widths = [max(len(row.function) for row in rows), max(len(row.peer) for row in rows)]
-    head = f"{'function':<{widths[0]}}  {'peer':<{widths[1]}}  batches  max |diff|  verdict"
+    head = f"{'function':<{widths[0]}}  {'peer':<{widths[1]}}  batches  difference  verdict"
     return [head] + [
         f"{row.function:<{widths[0]}}  {row.peer:<{widths[1]}}  {row.batches:>7}  "
         f"{row.difference:>10.1e}  {row.verdict}"
