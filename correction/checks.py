@@ -93,6 +93,34 @@ def require_range(name: str, values: Tensor, mask: Tensor, low: int, below: int 
         raise InputError(f"{name}: must be {rule} where the mask is true, got {found} at {place}")
 
 
+def require_tokens(name: str, values: Tensor, mask: Tensor) -> None:
+    """`values` is floating, of the shape of `mask` [B, T], and finite where the mask is true."""
+    require_floating(name, values)
+    require_shape(name, values, tuple(mask.shape))
+    require_finite(name, values, mask)
+
+
+def require_token_rewards(name: str, rewards: Tensor, mask: Tensor) -> None:
+    """As `require_tokens`, and exactly 0 where the mask is false.
+
+    What a tool or the padding says is no action: a reward that was put there would be lost.
+    """
+    require_tokens(name, rewards, mask)
+    misplaced = (rewards != 0) & ~mask
+    if bool(misplaced.any()):
+        place = misplaced.nonzero()[0].tolist()
+        raise InputError(
+            f"{name}: must be 0 where the mask is false, got {float(rewards[tuple(place)])} at "
+            f"{place}; give a reward to the last action token before it"
+        )
+
+
+def require_argument(holds: bool, name: str, rule: str, value: float) -> None:
+    """`holds`, the rule for a number that a function takes."""
+    if not holds:
+        raise InputError(f"{name}: expected {rule}, got {value}")
+
+
 def require_parameter(holds: bool, key: str, rule: str, value: float) -> None:
     """`holds`, the rule for a recipe's parameter. `key`: as in a config, below `correction`."""
     if not holds:
