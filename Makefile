@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 LAGWISE := $(PY) -m cluster
 
-.PHONY: help setup demo demo-seeds smollm2 train-smollm2 test test-quick check bench clean
+.PHONY: help setup demo demo-seeds smollm2 train-smollm2 test test-quick peers check bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -28,6 +28,10 @@ test: setup check ## Everything: checks, unit, property, numerics, whole stack
 
 test-quick: setup ## Without the tests that start Ray, vLLM or DeepSpeed
 	$(PY) -m pytest -m "not stack"
+
+peers: setup ## Our functions beside those of RLlib, torchrl, verl, TRL and AReaL, on random batches
+	@deploy/peers.sh
+	$(PY) -m pytest tests/numerics/peers
 
 check: setup ## Format, lint, types, import floors
 	$(PY) -m ruff format --check .

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from correction.recipes import Recipe
 
 TRAINING_DTYPES = ("float32", "bfloat16")
+CRITICS = ("none", "head", "model")
+PRETRAINING_SUFFIXES = (".jsonl", ".txt", ".parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,74 @@ class OptimiserSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticSettings:
+    """What estimates the value of a state, for GAE and V-trace.
+
+    kind: "head", one linear layer on the policy's last hidden state; "model", a transformer of its
+    own with such a head; "none". path: folder or transformers id that a "model" starts from; None
+    for the policy's own. learning_rate: its peak; warm-up and decay are the policy's.
+    detach_trunk: a "head" trains itself only and sends no gradient into the policy.
+
+    The gradient norm that is clipped is that of policy and critic together.
+    """
+
+    kind: str = "none"
+    path: str | None = None
+    learning_rate: float = 1e-5
+    detach_trunk: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in CRITICS:
+            raise ConfigError(f"critic.kind: one of {CRITICS}, got {self.kind!r}")
+        if self.path is not None and self.kind != "model":
+            raise ConfigError(f"critic.path: only for kind 'model', the kind is {self.kind!r}")
+        if self.detach_trunk and self.kind != "head":
+            raise ConfigError(
+                f"critic.detach_trunk: only for kind 'head', the kind is {self.kind!r}"
+            )
+        if not self.learning_rate > 0.0:
+            raise ConfigError(f"critic.learning_rate: must be > 0, got {self.learning_rate}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSettings:
+    """The frozen reference policy. path: folder or transformers id; None for the start policy.
+
+    A run that goes on from a saved policy must name the policy that it once began with.
+    """
+
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainingSettings:
+    """Text that is trained on beside the trajectories, so that the policy keeps what it knew.
+
+    path: a local .jsonl, .txt or .parquet file. field: key or column of the text (not for .txt).
+    tokens_per_step: of all ranks in one optimiser step, a multiple of block_tokens.
+    block_tokens: length of the pieces that the text is cut into.
+    """
+
+    path: str
+    field: str = "text"
+    tokens_per_step: int = 4096
+    block_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if not self.path.endswith(PRETRAINING_SUFFIXES):
+            raise ConfigError(
+                f"pretraining.path: must end in one of {PRETRAINING_SUFFIXES}, got {self.path!r}"
+            )
+        if self.block_tokens < 2:
+            raise ConfigError(f"pretraining.block_tokens: must be >= 2, got {self.block_tokens}")
+        if self.tokens_per_step < 1 or self.tokens_per_step % self.block_tokens:
+            raise ConfigError(
+                "pretraining.tokens_per_step: must be a positive multiple of block_tokens "
+                f"({self.block_tokens}), got {self.tokens_per_step}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
     """Everything that is the same on every rank.
 
@@ -60,6 +130,7 @@ class LearnerSettings:
     in one forward pass. threads: CPU threads a rank may use. timeout_s: a collective that waits
     longer fails. bucket_bytes: size of one packed weight bucket. canary_tolerance: largest
     |engine - learner| logprob that proves a swap; None takes the one of engine_dtype.
+    reference, pretraining: None where the recipe needs none: nothing is loaded then.
     """
 
     run_id: str
@@ -78,6 +149,9 @@ class LearnerSettings:
     timeout_s: float = 120.0
     bucket_bytes: int = 64 * 2**20
     canary_tolerance: float | None = None
+    critic: CriticSettings = CriticSettings()
+    reference: ReferenceSettings | None = None
+    pretraining: PretrainingSettings | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in TRAINING_DTYPES:

@@ -1,16 +1,10 @@
-"""Golden vectors of single parts: advantages, ratios, bounds, surrogates, aggregation."""
+"""Golden vectors of single parts: ratios, bounds, surrogates, aggregation."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from correction.advantages import (
-    dr_grpo_advantages,
-    grpo_advantages,
-    return_advantages,
-    rloo_advantages,
-)
 from correction.aggregation import Aggregation, aggregate, count_denominators
 from correction.bounds import Bound, bound_weight
 from correction.ratios import Level, at_level, log_ratio, to_ratio
@@ -18,40 +12,6 @@ from correction.surrogates import gspo, ppo_clip, reinforce
 from tests.numerics.golden_vectors import DTYPES, VECTORS, FixtureF, assert_golden, tensor
 
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-@both_dtypes
-def test_advantages_of_the_seed_group(dtype: torch.dtype) -> None:
-    vector = VECTORS["ADV.seed_group"]
-    rewards, group = tensor(vector["rewards"], dtype), torch.zeros(4, dtype=torch.int64)
-
-    assert_golden(return_advantages(rewards), vector["reinforce"])
-    assert_golden(rloo_advantages(rewards, group), vector["rloo"])
-    assert_golden(dr_grpo_advantages(rewards, group), vector["dr_grpo"])
-    population = grpo_advantages(rewards, group, std_ddof=0, std_epsilon=0.0)
-    assert_golden(population, vector["grpo_population_std"])
-    unbiased = grpo_advantages(rewards, group, std_ddof=1, std_epsilon=1e-6)
-    assert_golden(unbiased, vector["grpo_unbiased_std_eps1e6_verl"])
-
-
-@both_dtypes
-def test_advantages_of_a_group_without_variance(dtype: torch.dtype) -> None:
-    vector = VECTORS["ADV.zero_variance_group"]
-    rewards, group = tensor(vector["rewards"], dtype), torch.zeros(4, dtype=torch.int64)
-
-    assert rloo_advantages(rewards, group).tolist() == vector["rloo"]
-    assert dr_grpo_advantages(rewards, group).tolist() == vector["dr_grpo"]
-    assert grpo_advantages(rewards, group, std_epsilon=0.0).tolist() == vector["grpo"]
-
-
-@both_dtypes
-def test_pivot_group_has_unit_advantages(dtype: torch.dtype) -> None:
-    vector = VECTORS["PIVOT"]
-    rewards = tensor(vector["outcomes"]["s1"], dtype)
-
-    one_turn = grpo_advantages(rewards, torch.zeros(4, dtype=torch.int64), std_epsilon=0.0)
-
-    assert_golden(one_turn, vector["adv_s1"])
 
 
 @both_dtypes
