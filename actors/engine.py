@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from actors.trajectory.record import Float32, Int32, KvMode, SamplingParameters, VersionRun
 from actors.weights import SwapReport, SwapRequest
 from correction.versions import PolicyVersion
@@ -34,13 +36,27 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """Sampled tokens of one call, as in `Turn`. finish: "stop" or "length"."""
+    """Sampled tokens of one call, as in `Turn`. finish: "stop" or "length".
+
+    head_ids, head_logprobs: [m, K], K being the request's `head_tokens`; None where that is 0.
+    """
 
     action_ids: Int32
     behaviour_logprobs: Float32
     version_runs: tuple[VersionRun, ...]
     finish: str
     generation_s: float
+    head_ids: Int32 | None = None
+    head_logprobs: Float32 | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the sampled tokens' logprobs are finite and those of the heads are numbers."""
+        heads = self.head_logprobs
+        return bool(
+            np.isfinite(self.behaviour_logprobs).all()
+            and (heads is None or not np.isnan(heads).any())
+        )
 
 
 class Engine(Protocol):

@@ -150,7 +150,7 @@ class RolloutActor:
             )
         return await rollout_group(
             task,
-            self._setting(self._settings.temperature),
+            self._setting(self._settings.temperature, self._settings.engine.head_tokens),
             run_id=run_id,
             group_id=grant.group_id,
             group_size=grant.group_size,
@@ -176,9 +176,9 @@ class RolloutActor:
             return None
         return outcome.reward
 
-    def _setting(self, temperature: float) -> RolloutSetting:
+    def _setting(self, temperature: float, head_tokens: int = 0) -> RolloutSetting:
         sampling = SamplingParameters(
-            temperature, self._settings.max_turn_tokens, self._renderer.stop_token_ids
+            temperature, self._settings.max_turn_tokens, self._renderer.stop_token_ids, head_tokens
         )
         return RolloutSetting(
             engine=self._started(),

@@ -145,7 +145,7 @@ class _Episode:
             )
         )
         self.sampled_tokens += len(completion.action_ids)
-        if not np.isfinite(completion.behaviour_logprobs).all():
+        if not completion.is_sound:
             raise EpisodeDropped(DropReason.NON_FINITE, "a behaviour logprob is not finite")
         return completion
 
@@ -169,6 +169,8 @@ class _Episode:
                 generation_s=completion.generation_s,
                 environment_s=self.environment.take_spent_s(),
                 engine_incarnation=self.setting.engine.incarnation,
+                head_ids=completion.head_ids,
+                head_logprobs=completion.head_logprobs,
             )
         )
         self.context_ids += completion.action_ids.tolist()

@@ -15,7 +15,8 @@ from itertools import groupby
 import numpy as np
 
 from actors.engine import Completion, GenerationRequest
-from actors.trajectory.record import KvMode, VersionRun
+from actors.trajectory.head import padded_head
+from actors.trajectory.record import Float32, Int32, KvMode, VersionRun
 from actors.version_gate import VersionGate
 from actors.weights import SwapReport, SwapRequest
 from correction.errors import EngineError, InputError, SwapError, SwapRefused
@@ -24,6 +25,8 @@ from correction.versions import PolicyVersion
 Sleep = Callable[[float], Awaitable[None]]
 Write = Callable[[GenerationRequest], Sequence[int]]
 """The ids that a request samples, its stop token included."""
+Others = Callable[[int, PolicyVersion], Mapping[int, float]]
+"""Logprobs of other ids than the sampled one, at a place where a version sampled it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,7 @@ class EngineScript:
 
     write: what each request samples; cut at its first stop token and at the token budget.
     logprob: behaviour logprob of a token id under a version.
+    others: what a head holds besides the sampled token; by default nothing.
     step_s, tokens_per_step: generation sleeps `step_s` before every `tokens_per_step` tokens.
     pause_s, load_s, resume_s, verify_s: how long the phases of a swap take.
     mismatch: what the canary measures in a swap that passes.
@@ -42,6 +46,7 @@ class EngineScript:
 
     write: Write
     logprob: Callable[[int, PolicyVersion], float] = lambda token_id, version: -1.0
+    others: Others = lambda token_id, version: {}
     step_s: float = 0.0
     tokens_per_step: int = 1
     pause_s: float = 0.0
@@ -117,12 +122,16 @@ class ScriptedEngine:
         self._counts["generated_tokens"] += len(token_ids)
         self._counts["requests"] += 1
         logprobs = map(self._script.logprob, token_ids, versions)
+        heads = self._heads(token_ids, versions, request.sampling.head_tokens)
+        head_ids, head_logprobs = heads or (None, None)
         return Completion(
             action_ids=np.asarray(token_ids, np.int32),
             behaviour_logprobs=np.fromiter(logprobs, np.float32, len(token_ids)),
             version_runs=_runs(versions),
             finish=finish,
             generation_s=self._steps(len(token_ids)) * self._script.step_s,
+            head_ids=head_ids,
+            head_logprobs=head_logprobs,
         )
 
     async def swap(self, request: SwapRequest) -> SwapReport:
@@ -164,6 +173,21 @@ class ScriptedEngine:
         if len(token_ids) < budget_tokens:
             raise InputError("the script wrote neither a stop token nor the whole budget")
         return token_ids, "length"
+
+    def _heads(
+        self, token_ids: Sequence[int], versions: Sequence[PolicyVersion], head_tokens: int
+    ) -> tuple[Int32, Float32] | None:
+        """The likeliest of what the script says of each place, [m, K]; None if not asked for."""
+        if not head_tokens:
+            return None
+        heads = []
+        for token_id, version in zip(token_ids, versions, strict=True):
+            known = {**self._script.others(token_id, version)}
+            known[token_id] = self._script.logprob(token_id, version)
+            head = sorted(known.items(), key=lambda item: -item[1])[:head_tokens]
+            ids, logprobs = (np.array([column]) for column in zip(*head, strict=True))
+            heads.append(padded_head(ids, logprobs, head_tokens))
+        return (np.concatenate([ids for ids, _ in heads]), np.concatenate([lp for _, lp in heads]))
 
     async def _sample(self, tokens: int) -> list[PolicyVersion]:
         """The version of each token: that of the weights at the moment it is sampled."""

@@ -11,11 +11,14 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
 
 
-def sampling_parameters(sampling: SamplingParameters, room_tokens: int) -> SamplingParams:
+def sampling_parameters(
+    sampling: SamplingParameters, room_tokens: int, head_tokens: int = 0
+) -> SamplingParams:
     """vLLM's parameters for one turn that fits `room_tokens`.
 
     The whole support is sampled, only the given stop tokens end a turn (a model's own end token
-    must be among them), and the sampled id's logprob alone is returned.
+    must be among them), and the sampled id's logprob is returned, with those of the `head_tokens`
+    likeliest ids.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -27,7 +30,7 @@ def sampling_parameters(sampling: SamplingParameters, room_tokens: int) -> Sampl
         max_tokens=min(sampling.max_turn_tokens, room_tokens),
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=True,
-        logprobs=0,
+        logprobs=head_tokens,
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -52,7 +55,7 @@ def canary_parameters() -> SamplingParams:
 
 def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs (and, for comparison, of its LLM)."""
-    from vllm.config import WeightTransferConfig
+    from vllm.config import ModelConfig, WeightTransferConfig
 
     from actors.vllm_scheduler import SCHEDULER
     from actors.vllm_transfer import BACKEND, WORKER_EXTENSION
@@ -73,6 +76,7 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
         "enforce_eager": settings.enforce_eager,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "logprobs_mode": "processed_logprobs",
+        "max_logprobs": max(settings.head_tokens, ModelConfig.max_logprobs),
         "scheduling_policy": "priority",
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         "worker_extension_cls": WORKER_EXTENSION,

@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from actors.engine import Completion
-from actors.trajectory.record import Float32, VersionRun
+from actors.trajectory.head import padded_head
+from actors.trajectory.record import Float32, Int32, VersionRun
 from actors.weights import Canary
 from correction.errors import EngineError
 from correction.versions import PolicyVersion
@@ -45,9 +46,15 @@ class SampledOutput(Protocol):
     weight_versions: list[WeightSpan] | None
 
 
-def completion_of(output: SampledOutput, generation_s: float) -> Completion:
-    """The completion of one finished request. Raises EngineError where lengths, ids or version
-    spans contradict each other, or the request was aborted."""
+def completion_of(
+    output: SampledOutput, generation_s: float, *, head_tokens: int = 0, asked_tokens: int = 0
+) -> Completion:
+    """The completion of one finished request, with heads of `head_tokens` places.
+
+    asked_tokens: how many of these vLLM was asked for; fewer where the vocabulary has no more.
+    Raises EngineError where lengths, ids or version spans contradict each other, heads are not
+    what was asked for, or the request was aborted.
+    """
     token_ids = list(output.token_ids)
     if output.finish_reason not in FINISHES:
         raise EngineError(f"a request ended with {output.finish_reason!r}")
@@ -55,13 +62,35 @@ def completion_of(output: SampledOutput, generation_s: float) -> Completion:
         raise EngineError("a request ended without a sampled token")
     if output.logprobs is None:
         raise EngineError("the engine returned no logprobs")
+    head_ids, head_logprobs = None, None
+    if head_tokens:
+        heads = heads_of(output.logprobs, len(token_ids), asked_tokens)
+        head_ids, head_logprobs = padded_head(*heads, head_tokens)
     return Completion(
         action_ids=np.asarray(token_ids, np.int32),
         behaviour_logprobs=logprobs_of(token_ids, output.logprobs),
         version_runs=version_runs_of(output.weight_versions, len(token_ids)),
         finish=output.finish_reason,
         generation_s=generation_s,
+        head_ids=head_ids,
+        head_logprobs=head_logprobs,
     )
+
+
+def heads_of(flat: FlatLogprobs, tokens: int, asked_tokens: int) -> tuple[Int32, Float32]:
+    """int32 and float32 [tokens, asked_tokens]: ids and logprobs, likeliest first.
+
+    vLLM puts the sampled id before them at each position, whether or not it is one of them.
+    Raises EngineError unless every position holds exactly that.
+    """
+    width = asked_tokens + 1
+    starts = list(range(0, tokens * width, width))
+    ends = [start + width for start in starts]
+    if flat.start_indices != starts or flat.end_indices != ends:
+        raise EngineError(f"a position does not hold the {asked_tokens} logprobs asked for")
+    ids = np.asarray(flat.token_ids, np.int32).reshape(tokens, width)
+    logprobs = np.asarray(flat.logprobs, np.float32).reshape(tokens, width)
+    return ids[:, 1:], logprobs[:, 1:]
 
 
 def logprobs_of(token_ids: Sequence[int], flat: FlatLogprobs, skip_positions: int = 0) -> Float32:

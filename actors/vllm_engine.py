@@ -111,17 +111,25 @@ class VllmEngine:
         return self._settings.kv_mode
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        """Sample one turn; see the protocol. Raises InputError for a context that cannot be served.
+        """Sample one turn; see the protocol. Raises InputError for a context that cannot be served
+        and for a larger head than the engine was built for.
 
         Cancelling it aborts the request inside vLLM.
         """
         self._gate.check_alive()
-        parameters = self._parameters(request)
+        head_tokens = request.sampling.head_tokens
+        asked_tokens = min(head_tokens, self._vocabulary_size)
+        parameters = self._parameters(request, asked_tokens)
         started = time.perf_counter()
         self._running += 1
         try:
             output = await self._gate.run(self._final_output(request, parameters))
-            completion = completion_of(output.outputs[0], time.perf_counter() - started)
+            completion = completion_of(
+                output.outputs[0],
+                time.perf_counter() - started,
+                head_tokens=head_tokens,
+                asked_tokens=asked_tokens,
+            )
         except EngineError as failure:
             self._gate.fail(failure)
             raise
@@ -183,7 +191,7 @@ class VllmEngine:
                     return output
         raise EngineError("vLLM ended a request without an output")
 
-    def _parameters(self, request: GenerationRequest) -> SamplingParams:
+    def _parameters(self, request: GenerationRequest, asked_tokens: int) -> SamplingParams:
         room_tokens = self.max_context_tokens - len(request.context_ids)
         if room_tokens < 1 or not request.context_ids:
             raise InputError(
@@ -192,7 +200,12 @@ class VllmEngine:
             )
         if not 0 <= min(request.context_ids) <= max(request.context_ids) < self._vocabulary_size:
             raise InputError(f"a context id lies outside the vocabulary ({self._vocabulary_size})")
-        return sampling_parameters(request.sampling, room_tokens)
+        if not 0 <= request.sampling.head_tokens <= self._settings.head_tokens:
+            raise InputError(
+                f"a head of {request.sampling.head_tokens} tokens was asked for, this engine was "
+                f"built for at most {self._settings.head_tokens}"
+            )
+        return sampling_parameters(request.sampling, room_tokens, asked_tokens)
 
     async def _swap(self, request: SwapRequest) -> SwapReport:
         phases_s: dict[str, float] = {}

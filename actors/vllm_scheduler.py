@@ -63,10 +63,15 @@ class LateLogprobsScheduler(Scheduler):  # type: ignore[misc]
 
 
 def _joined(parts: list[LogprobsLists]) -> LogprobsLists:
-    """One record for all positions, in order."""
+    """One record for all positions, in order.
+
+    A step's arrays are as wide as the longest head that any request of its batch asked for, so they
+    are cut to the narrowest: a request's own share is in all of them, and vLLM reads no more.
+    """
+    width = min(part.logprobs.shape[1] for part in parts)
     return LogprobsLists(
-        np.concatenate([part.logprob_token_ids for part in parts]),
-        np.concatenate([part.logprobs for part in parts]),
+        np.concatenate([part.logprob_token_ids[:, :width] for part in parts]),
+        np.concatenate([part.logprobs[:, :width] for part in parts]),
         np.concatenate([part.sampled_token_ranks for part in parts]),
         None,
     )

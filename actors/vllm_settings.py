@@ -31,6 +31,7 @@ class VllmSettings:
     enforce_eager: no graph capture. Always true on CPU, where compiled graphs may keep pointers
         into weights that a swap has replaced.
     prefix_caching: reuse the KV of common prefixes, which multi-turn episodes live on.
+    head_tokens: most head tokens that a request may ask for (`SamplingParameters`).
     seed: of the sampler; give every engine another.
     start_timeout_s: how long the engine may take to load and warm up.
     """
@@ -46,6 +47,7 @@ class VllmSettings:
     enforce_eager: bool = True
     prefix_caching: bool = True
     kv_mode: KvMode = KvMode.RECOMPUTE
+    head_tokens: int = 0
     seed: int = 0
     tensor_parallel_size: int = 1
     device: str = "cpu"
@@ -56,6 +58,7 @@ class VllmSettings:
         _require(self.device in ("cpu", "cuda"), "device", "must be cpu or cuda", self.device)
         for name in ("max_context_tokens", "max_running_requests", "threads"):
             _require(getattr(self, name) >= 1, name, "must be >= 1", getattr(self, name))
+        _require(self.head_tokens >= 0, "head_tokens", "must be >= 0", self.head_tokens)
         _require(
             self.tensor_parallel_size >= 1,
             "tensor_parallel_size",

@@ -22,8 +22,8 @@ from actors.trajectory.columns import check_columns, take_apart
 from actors.trajectory.frame import MAX_GROUP_BYTES, close_frame, open_frame
 from actors.trajectory.reading import enum_value, read_trajectories
 from actors.trajectory.record import DropReason, TrajectoryGroup
-from actors.trajectory.schema import GROUP_KEY, SCHEMA
-from actors.trajectory.writing import group_arrays
+from actors.trajectory.schema import GROUP_KEY
+from actors.trajectory.writing import group_arrays, schema_of
 from correction.errors import TrajectoryError
 from correction.versions import PolicyVersion
 
@@ -42,8 +42,9 @@ def encode_group(group: TrajectoryGroup) -> bytes:
             detail = f"trajectory of group {trajectory.group_id!r} in group {group.group_id!r}"
             raise TrajectoryError("foreign_member", detail)
     try:
-        schema = SCHEMA.with_metadata({**SCHEMA.metadata, GROUP_KEY: _description(group)})
-        batch = pa.RecordBatch.from_arrays(group_arrays(group.trajectories), schema=schema)
+        layout = schema_of(group.trajectories)
+        schema = layout.with_metadata({**layout.metadata, GROUP_KEY: _description(group)})
+        batch = pa.RecordBatch.from_arrays(group_arrays(group.trajectories, layout), schema=schema)
         return close_frame(schema, batch)
     except (pa.ArrowException, OverflowError, TypeError, UnicodeError) as error:
         raise TrajectoryError("unencodable", f"{type(error).__name__}: {error}"[:200]) from error

@@ -15,7 +15,7 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.trajectory.schema import SCHEMA
+from actors.trajectory.head import check_head
 from correction.errors import TrajectoryError
 from correction.versions import PolicyVersion
 
@@ -23,13 +23,15 @@ _BYTES = "oversize truncated bad_checksum bad_stream compressed unknown_schema w
 _GROUP = "bad_group wrong_run foreign_member unknown_member duplicate_member unaccounted_members"
 _TOKENS = (
     "null_value bad_offsets bad_shape length_mismatch no_turns empty_action bad_token_id "
-    "non_finite_logprob positive_logprob missing_version bad_version future_version"
+    "non_finite_logprob positive_logprob missing_version bad_version future_version "
+    "bad_head head_mismatch"
 )
 _ROWS = "non_finite_reward duplicate_reward_part bad_cost bad_sampling unknown_value unencodable"
 REASONS = frozenset(f"{_BYTES} {_GROUP} {_TOKENS} {_ROWS}".split())
 """Every `TrajectoryError.reason` that a group can be refused for: a bounded metric label."""
 
-_TOKEN_COLUMNS = ("observation_ids", "action_ids", "behaviour_logprobs")
+_HEAD_COLUMNS = ("head_ids", "head_logprobs")
+_TOKEN_COLUMNS = ("observation_ids", "action_ids", "behaviour_logprobs", *_HEAD_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +47,11 @@ class Columns:
     values: dict[str, list[Any]] = field(default_factory=dict)
     offsets: dict[str, list[int]] = field(default_factory=dict)
 
+    @property
+    def head_tokens(self) -> int:
+        """K of the first row, which `check_columns` requires of all; 0 without heads."""
+        return int(self.values["head_tokens"][0]) if "head_tokens" in self.values else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
@@ -58,7 +65,7 @@ class Cuts:
 def take_apart(batch: pa.RecordBatch) -> Columns:
     """Columns of a batch in which no value is missing and every list value belongs to a row."""
     columns = Columns()
-    for name, column in zip(SCHEMA.names, batch.columns, strict=True):
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
         _refuse_nulls(name, column)
         if not isinstance(column, pa.ListArray):
             columns.values[name] = column.to_pylist()
@@ -88,6 +95,7 @@ def check_columns(columns: Columns, learner_version: PolicyVersion | None) -> Cu
     """Apply every rule of the record to a group with at least one row; say where its turns lie."""
     cuts = _cuts(columns)
     _check_tokens(columns)
+    _check_heads(columns)
     _check_coverage(columns.values["version_runs.length_tokens"], cuts)
     _check_versions(columns.values, learner_version)
     _check_rows(columns.values)
@@ -130,6 +138,22 @@ def _check_tokens(columns: Columns) -> None:
         raise TrajectoryError("non_finite_logprob", "a behaviour logprob is not finite")
     if highest > 0:
         raise TrajectoryError("positive_logprob", f"a behaviour logprob of {highest}")
+
+
+def _check_heads(columns: Columns) -> None:
+    """One K for the whole group, as many heads as sampled tokens, and every head a right one."""
+    if "head_tokens" not in columns.values:
+        return
+    head_tokens = columns.head_tokens
+    if head_tokens < 1 or any(other != head_tokens for other in columns.values["head_tokens"]):
+        raise TrajectoryError("bad_sampling", "head_tokens must be one number of at least 1")
+    rows = [head_tokens * at for at in columns.offsets["action_ids"]]
+    for name in _HEAD_COLUMNS:
+        if columns.offsets[name] != rows:
+            raise TrajectoryError("length_mismatch", f"{name} do not fit the sampled tokens")
+    tokens = columns.tokens
+    ids, logprobs = (tokens[name].reshape(-1, head_tokens) for name in _HEAD_COLUMNS)
+    check_head(ids, logprobs, tokens["action_ids"], tokens["behaviour_logprobs"])
 
 
 def _check_coverage(lengths: list[int], cuts: Cuts) -> None:

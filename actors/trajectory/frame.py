@@ -14,7 +14,7 @@ import zlib
 
 import pyarrow as pa
 
-from actors.trajectory.schema import SCHEMA, SCHEMA_VERSION, VERSION_KEY
+from actors.trajectory.schema import HEAD_SCHEMA, SCHEMA, SCHEMA_VERSION, VERSION_KEY
 from correction.errors import TrajectoryError
 
 MAX_GROUP_BYTES = 64 * 2**20
@@ -55,12 +55,12 @@ def open_frame(data: bytes | memoryview, max_bytes: int) -> tuple[pa.Schema, pa.
     stream = _checked_stream(memoryview(data).cast("B"), max_bytes)
     source = pa.BufferReader(stream)
     try:
-        schema = _read_schema(pa.ipc.read_message(source))
+        schema, layout = _read_schema(pa.ipc.read_message(source))
         message = pa.ipc.read_message(source)
         _check_batch_message(message)
         if bytes(stream[source.tell() :]) != _END_OF_STREAM:
             raise TrajectoryError("bad_stream", "expected the end of the stream after one batch")
-        batch = pa.ipc.read_record_batch(message, SCHEMA)
+        batch = pa.ipc.read_record_batch(message, layout)
         batch.validate(full=True)
     except _ARROW_ERRORS as error:
         raise TrajectoryError("bad_stream", _short(error)) from error
@@ -81,8 +81,8 @@ def _checked_stream(view: memoryview, max_bytes: int) -> pa.Buffer:
     return pa.py_buffer(stream)
 
 
-def _read_schema(message: pa.ipc.Message) -> pa.Schema:
-    """The schema of a message that is small and names no extension type.
+def _read_schema(message: pa.ipc.Message) -> tuple[pa.Schema, pa.Schema]:
+    """The schema of a message that is small and names no extension type, and ours equal to it.
 
     Extension types are looked for in the raw bytes because reading a schema already hands them
     to whatever code has registered the type, in this process or by a library.
@@ -96,9 +96,10 @@ def _read_schema(message: pa.ipc.Message) -> pa.Schema:
     if version != str(SCHEMA_VERSION).encode():
         detail = f"schema version {version!r}, this reader knows {SCHEMA_VERSION}"
         raise TrajectoryError("unknown_schema", detail)
-    if not schema.equals(SCHEMA, check_metadata=False):
-        raise TrajectoryError("wrong_columns", _difference(schema))
-    return schema
+    for layout in (SCHEMA, HEAD_SCHEMA):
+        if schema.equals(layout, check_metadata=False):
+            return schema, layout
+    raise TrajectoryError("wrong_columns", _difference(schema))
 
 
 def _difference(schema: pa.Schema) -> str:

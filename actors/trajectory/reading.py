@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -65,9 +65,18 @@ def _turns(columns: Columns, cuts: Cuts) -> list[Turn]:
             values["turns.generation_s"],
             values["turns.environment_s"],
             values["turns.engine_incarnation"],
+            _heads(columns, "head_ids", cuts),
+            _heads(columns, "head_logprobs", cuts),
             strict=True,
         )
     ]
+
+
+def _heads(columns: Columns, name: str, cuts: Cuts) -> Iterator[npt.NDArray[Any] | None]:
+    """The heads of each turn [m, K], or None for each."""
+    if columns.head_tokens == 0:
+        return repeat(None, len(cuts.action_at) - 1)
+    return _pieces(columns.tokens[name].reshape(-1, columns.head_tokens), cuts.action_at)
 
 
 def _pieces(tokens: npt.NDArray[Any], starts: list[int]) -> Iterator[npt.NDArray[Any]]:
@@ -94,7 +103,9 @@ def _reward_parts(columns: Columns) -> list[dict[str, float]]:
 def _sampling(columns: Columns) -> list[SamplingParameters]:
     values, spans = columns.values, pairwise(columns.offsets["stop_token_ids"])
     return [
-        SamplingParameters(temperature, limit, tuple(values["stop_token_ids"][a:b]))
+        SamplingParameters(
+            temperature, limit, tuple(values["stop_token_ids"][a:b]), columns.head_tokens
+        )
         for temperature, limit, (a, b) in zip(
             values["temperature"], values["max_turn_tokens"], spans, strict=True
         )

@@ -4,9 +4,10 @@
     Trajectory        one episode: its turns, its reward, why it ended
     TrajectoryGroup   the siblings of one task, put and trained together
 
-All are frozen. Arrays are one-dimensional NumPy arrays, made read-only. Only sampled tokens have
-a behaviour logprob and a behaviour version; observed tokens (prompt, tool, environment) have
-neither, by construction. Wire format: `schema.py`, `codec.py`.
+All are frozen. Arrays are NumPy arrays, made read-only; all but heads are one-dimensional. Only
+sampled tokens have a behaviour logprob, a behaviour version and, where asked for, a head
+(`head.py`); observed tokens (prompt, tool, environment) have none of these, by construction. Wire
+format: `schema.py`, `codec.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from actors.trajectory.head import BYTES_PER_HEAD_TOKEN, NO_TOKEN
 from correction.errors import TrajectoryError
 from correction.versions import PolicyVersion, VersionSpan
 
@@ -26,6 +28,12 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
+
+_TURN_ARRAYS = (
+    ("observation_ids", np.dtype(np.int32)),
+    ("action_ids", np.dtype(np.int32)),
+    ("behaviour_logprobs", np.dtype(np.float32)),
+)
 
 
 class EndReason(StrEnum):
@@ -87,11 +95,14 @@ class SamplingParameters:
 
     temperature: > 0. max_turn_tokens: most tokens one turn may sample. stop_token_ids: tokens
     that end a turn; they are sampled, so they belong to the action. seed: None for free sampling.
+    head_tokens: K, how many of the likeliest tokens the engine tells of at each sampled place,
+    whatever is sampled; 0 for none.
     """
 
     temperature: float = 1.0
     max_turn_tokens: int = 64
     stop_token_ids: tuple[int, ...] = ()
+    head_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +119,7 @@ class Turn:
     tool_calls: calls that the environment executed for this action.
     generation_s, environment_s: seconds in the engine and in the environment.
     engine_incarnation: identifies the engine process that sampled the turn.
+    head_ids, head_logprobs: int32 and float32 [m, K], see `head.py`; None unless asked for.
     """
 
     observation_ids: Int32
@@ -119,17 +131,15 @@ class Turn:
     generation_s: float = 0.0
     environment_s: float = 0.0
     engine_incarnation: str = ""
+    head_ids: Int32 | None = None
+    head_logprobs: Float32 | None = None
 
     def __post_init__(self) -> None:
-        for name, dtype in (
-            ("observation_ids", np.int32),
-            ("action_ids", np.int32),
-            ("behaviour_logprobs", np.float32),
-        ):
-            array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
+        for name, dtype in _TURN_ARRAYS:
+            array = np.ascontiguousarray(getattr(self, name), dtype)
             if array.ndim != 1:
                 raise TrajectoryError("bad_shape", f"{name} must be one-dimensional")
-            array.flags.writeable = False
+            array.setflags(write=False)
             object.__setattr__(self, name, array)
         tokens = len(self.action_ids)
         if tokens == 0:
@@ -143,6 +153,27 @@ class Turn:
             raise TrajectoryError(
                 "missing_version", f"version runs do not cover the {tokens} sampled tokens"
             )
+        if self.head_ids is not None or self.head_logprobs is not None:
+            self._keep_head()
+
+    @property
+    def head_tokens(self) -> int:
+        """K of the head; 0 without one."""
+        return 0 if self.head_ids is None else self.head_ids.shape[1]
+
+    def _keep_head(self) -> None:
+        if self.head_ids is None or self.head_logprobs is None:
+            raise TrajectoryError("bad_head", "head_ids and head_logprobs go together")
+        ids = np.ascontiguousarray(self.head_ids, np.int32)
+        logprobs = np.ascontiguousarray(self.head_logprobs, np.float32)
+        if ids.ndim != 2 or ids.shape != logprobs.shape:
+            raise TrajectoryError("bad_shape", "head_ids and head_logprobs must be [m, K]")
+        if len(ids) != len(self.action_ids) or ids.shape[1] == 0:
+            detail = f"{len(self.action_ids)} sampled tokens but heads of shape {ids.shape}"
+            raise TrajectoryError("length_mismatch", detail)
+        for name, array in (("head_ids", ids), ("head_logprobs", logprobs)):
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +182,8 @@ class FlatTokens:
 
     token_ids int32, action_mask bool (true on sampled tokens), behaviour_logprobs float32
     (0 where not sampled), behaviour_steps int64 (-1 where not sampled), turn_ids int32 (-1 where
-    not sampled).
+    not sampled). head_ids int32 [T, K] and head_logprobs float32 [T, K] (-1 and -inf where not
+    sampled); None unless they were asked for.
     """
 
     token_ids: Int32
@@ -159,6 +191,8 @@ class FlatTokens:
     behaviour_logprobs: Float32
     behaviour_steps: Int64
     turn_ids: Int32
+    head_ids: Int32 | None = None
+    head_logprobs: Float32 | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +200,8 @@ class Trajectory:
     """One finished episode.
 
     trajectory_id: unique in the run. group_id, member: its group and its place in it.
-    reward: finite; reward_parts: named parts, for inspection.
+    reward: finite; reward_parts: named parts, for inspection. Raises TrajectoryError where a turn
+    has another head than `sampling` asked for.
     """
 
     trajectory_id: str
@@ -182,6 +217,13 @@ class Trajectory:
     """Unix time at which the rollout began."""
     duration_s: float = 0.0
     """Wall time of the whole episode."""
+
+    def __post_init__(self) -> None:
+        asked = self.sampling.head_tokens
+        for turn in self.turns:
+            if turn.head_tokens != asked:
+                detail = f"heads of {asked} tokens were asked for, a turn has {turn.head_tokens}"
+                raise TrajectoryError("length_mismatch", detail)
 
     @property
     def terminated(self) -> bool:
@@ -207,6 +249,11 @@ class Trajectory:
     def context_tokens(self) -> int:
         """Number of all tokens, sampled and observed."""
         return sum(len(turn.observation_ids) for turn in self.turns) + self.action_tokens
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the heads of all sampled tokens."""
+        return self.action_tokens * self.sampling.head_tokens * BYTES_PER_HEAD_TOKEN
 
     @property
     def tool_calls(self) -> int:
@@ -243,7 +290,18 @@ class Trajectory:
             for run in turn.version_runs:
                 steps[at : at + run.length_tokens] = run.version.step
                 at += run.length_tokens
-        return FlatTokens(token_ids, action_mask, logprobs, steps, turn_ids)
+        if not self.sampling.head_tokens:
+            return FlatTokens(token_ids, action_mask, logprobs, steps, turn_ids)
+        heads = self._flat_heads(action_mask)
+        return FlatTokens(token_ids, action_mask, logprobs, steps, turn_ids, *heads)
+
+    def _flat_heads(self, action_mask: Bool) -> tuple[Int32, Float32]:
+        shape = (len(action_mask), self.sampling.head_tokens)
+        ids = np.full(shape, NO_TOKEN, np.int32)
+        logprobs = np.full(shape, -np.inf, np.float32)
+        ids[action_mask] = np.concatenate([turn.head_ids for turn in self.turns])
+        logprobs[action_mask] = np.concatenate([turn.head_logprobs for turn in self.turns])
+        return ids, logprobs
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,3 +333,8 @@ class TrajectoryGroup:
     def action_tokens(self) -> int:
         """Sampled tokens of all survivors."""
         return sum(trajectory.action_tokens for trajectory in self.trajectories)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the heads of all survivors."""
+        return sum(trajectory.head_bytes for trajectory in self.trajectories)

@@ -11,6 +11,9 @@ so that a group without survivors (no rows) still says what failed:
     expected_size                            how many rollouts were issued
     failures, failed_tokens                  {drop reason: members}, {drop reason: sampled tokens}
 
+A group with heads (`head.py`) has three more columns at the end; one without spends nothing on
+them. Place j of the head of sampled token i is value i * head_tokens + j of its row.
+
 Any Arrow reader can open it; each field carries its meaning, unit and shape as metadata.
 """
 
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Goes up with any change of columns, types or meaning; a reader refuses what it does not know."""
 
 VERSION_KEY = b"lagwise.schema_version"
@@ -94,3 +97,23 @@ SCHEMA = pa.schema(
     ],
     metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()},
 )
+"""Columns of a group without heads."""
+
+HEAD_SCHEMA = pa.schema(
+    [
+        *SCHEMA,
+        _field("head_tokens", pa.int32(), "K, the same in every row, at least 1", "tokens"),
+        _field(
+            "head_ids", _list(pa.int32()), "likeliest ids, -1 for none", "", "[M * head_tokens]"
+        ),
+        _field(
+            "head_logprobs",
+            _list(pa.float32()),
+            "log mu of each of head_ids, over the whole vocabulary; -inf for none",
+            "nat",
+            "[M * head_tokens]",
+        ),
+    ],
+    metadata=SCHEMA.metadata,
+)
+"""Columns of a group with heads."""

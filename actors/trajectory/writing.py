@@ -1,4 +1,4 @@
-"""Records to columns: the arrays of one group, in the order of `SCHEMA`."""
+"""Records to columns: the arrays of one group, in the order of its schema."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.trajectory.record import Int64, Trajectory, Turn, VersionRun
-from actors.trajectory.schema import REWARD_PART, SCHEMA, TURN, VERSION_RUN
+from actors.trajectory.schema import HEAD_SCHEMA, REWARD_PART, SCHEMA, TURN, VERSION_RUN
 
-_TYPES = {field.name: field.type for field in SCHEMA}
+_TYPES = {field.name: field.type for field in HEAD_SCHEMA}
 _FIELD_TYPES = {type_: [f.type for f in type_] for type_ in (TURN, VERSION_RUN, REWARD_PART)}
 _MAX_OFFSET = 2**31 - 1
 
 
-def group_arrays(trajectories: Sequence[Trajectory]) -> list[pa.Array]:
-    """Columns in the order of SCHEMA, one row a trajectory.
+def schema_of(trajectories: Sequence[Trajectory]) -> pa.Schema:
+    """The schema of a group of these: with heads where any of them has some."""
+    return HEAD_SCHEMA if any(t.sampling.head_tokens for t in trajectories) else SCHEMA
+
+
+def group_arrays(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa.Array]:
+    """Columns in the order of the schema, one row a trajectory.
 
     Raises what pyarrow and NumPy raise for values that their types cannot hold.
     """
     columns = _token_columns(trajectories) | _list_columns(trajectories)
+    if schema is HEAD_SCHEMA:
+        columns |= _head_columns(trajectories)
     for name, values in _plain_columns(trajectories).items():
         columns[name] = pa.array(values, _TYPES[name])
-    return [columns[name] for name in _TYPES]
+    return [columns[name] for name in schema.names]
 
 
 def _token_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
@@ -45,6 +52,21 @@ def _token_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
         "behaviour_logprobs": _lists("behaviour_logprobs", action_at, logprobs),
         "version_runs": _lists("version_runs", run_at, runs),
         "turns": _lists("turns", turn_at, _turn_array(turns)),
+    }
+
+
+def _head_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
+    """Heads, row by row flat over the tokens that they belong to."""
+    counts = [trajectory.sampling.head_tokens for trajectory in trajectories]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    heads = [(turn.head_ids, turn.head_logprobs) for turn in turns]
+    at = _starts(t.action_tokens * count for t, count in zip(trajectories, counts, strict=True))
+    ids = _joined([ids.ravel() for ids, _ in heads if ids is not None], np.int32)
+    logprobs = _joined([values.ravel() for _, values in heads if values is not None], np.float32)
+    return {
+        "head_tokens": pa.array(counts, pa.int32()),
+        "head_ids": _lists("head_ids", at, ids),
+        "head_logprobs": _lists("head_logprobs", at, logprobs),
     }
 
 

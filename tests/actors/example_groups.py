@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 
 from actors.trajectory.codec import decode_group
 from actors.trajectory.columns import REASONS
+from actors.trajectory.head import padded_head
 from actors.trajectory.record import (
     DropReason,
     EndReason,
@@ -34,18 +36,44 @@ token_ids = st.integers(0, 2**31 - 1)
 versions = st.builds(PolicyVersion, st.integers(0, 2), st.integers(0, 2**40))
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """What an engine tells of m sampled tokens; arrays as in `Turn`."""
+
+    action_ids: npt.NDArray[np.int32]
+    behaviour_logprobs: npt.NDArray[np.float32]
+    head_ids: npt.NDArray[np.int32] | None = None
+    head_logprobs: npt.NDArray[np.float32] | None = None
+
+
+def sampled_with_heads(seed: int, tokens: int, head_tokens: int, vocabulary: int = 5) -> Sampled:
+    """Tokens sampled from made-up distributions, and the heads of these; short ones if need be."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(0, 3, (tokens, vocabulary)).astype(np.float32)
+    logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    ids = np.argsort(-logprobs, axis=1, kind="stable").astype(np.int32)[:, :head_tokens]
+    heads = padded_head(ids, np.take_along_axis(logprobs, ids, axis=1), head_tokens)
+    actions = random.integers(0, vocabulary, tokens)
+    behaviour = np.minimum(logprobs[np.arange(tokens), actions], 0)
+    return Sampled(actions.astype(np.int32), behaviour, heads[0], np.minimum(heads[1], 0))
+
+
 @st.composite
-def turns(draw: st.DrawFn) -> Turn:
+def sampled_tokens(draw: st.DrawFn, tokens: int, head_tokens: int) -> Sampled:
+    if head_tokens:
+        return sampled_with_heads(draw(st.integers(0, 2**32)), tokens, head_tokens)
+    return Sampled(
+        np.array(draw(st.lists(token_ids, min_size=tokens, max_size=tokens)), np.int32),
+        np.array(draw(st.lists(logprobs, min_size=tokens, max_size=tokens)), np.float32),
+    )
+
+
+@st.composite
+def turns(draw: st.DrawFn, head_tokens: int) -> Turn:
     lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
-    sampled = sum(lengths)
     return Turn(
         observation_ids=np.array(draw(st.lists(token_ids, max_size=5)), np.int32),
-        action_ids=np.array(
-            draw(st.lists(token_ids, min_size=sampled, max_size=sampled)), np.int32
-        ),
-        behaviour_logprobs=np.array(
-            draw(st.lists(logprobs, min_size=sampled, max_size=sampled)), np.float32
-        ),
+        **vars(draw(sampled_tokens(sum(lengths), head_tokens))),
         version_runs=tuple(VersionRun(draw(versions), length) for length in lengths),
         finish=draw(st.sampled_from(["stop", "length"])),
         tool_calls=draw(st.integers(0, 100)),
@@ -58,6 +86,7 @@ def turns(draw: st.DrawFn) -> Turn:
 @st.composite
 def groups(draw: st.DrawFn) -> TrajectoryGroup:
     group_id = draw(text)
+    head_tokens = draw(st.sampled_from([0, 1, 3, 7]))
     members = draw(st.lists(st.integers(0, 20), max_size=4, unique=True))
     failures = draw(st.dictionaries(st.sampled_from(DropReason), st.integers(1, 9), max_size=3))
     failures[DropReason.ENGINE_ERROR] = max([0, *members]) + 1  # room for the largest member
@@ -66,7 +95,7 @@ def groups(draw: st.DrawFn) -> TrajectoryGroup:
             trajectory_id=f"{draw(text)}/{member}",
             group_id=group_id,
             member=member,
-            turns=tuple(draw(st.lists(turns(), min_size=1, max_size=3))),
+            turns=tuple(draw(st.lists(turns(head_tokens), min_size=1, max_size=3))),
             reward=draw(finite),
             reward_parts=draw(st.dictionaries(text, finite, max_size=3)),
             end_reason=draw(st.sampled_from(EndReason)),
@@ -74,6 +103,7 @@ def groups(draw: st.DrawFn) -> TrajectoryGroup:
                 temperature=draw(st.floats(1e-3, 10)),
                 max_turn_tokens=draw(st.integers(1, 1000)),
                 stop_token_ids=tuple(draw(st.lists(token_ids, max_size=3))),
+                head_tokens=head_tokens,
             ),
             kv_mode=draw(st.sampled_from(KvMode)),
             started_at_s=draw(seconds),
@@ -128,7 +158,7 @@ def group_of(*trajectories: Trajectory, **changes: object) -> TrajectoryGroup:
 def as_plain(value: object) -> object:
     """A record as nested comparable values, arrays with their dtype and exact bytes."""
     if isinstance(value, np.ndarray):
-        return (str(value.dtype), value.tobytes())
+        return (str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, (tuple, list)):
         return [as_plain(item) for item in value]
     if isinstance(value, (Trajectory, TrajectoryGroup, Turn)):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from actors.rollout import (
     RolloutSetting,
     rollout,
 )
+from actors.trajectory.head import padded_head
 from actors.trajectory.record import (
     KvMode,
     SamplingParameters,
@@ -49,6 +50,8 @@ class WritingEngine:
     kv_mode: KvMode = KvMode.RECOMPUTE
     logprob: float = -0.5
     lost_logprobs: int = 0
+    head_logprob: float = -0.5
+    loses_heads: bool = False
     contexts: dict[str, list[int]] = field(default_factory=dict)
     cancelled: int = 0
 
@@ -70,7 +73,15 @@ class WritingEngine:
             version_runs=(VersionRun(self.version, len(ids)),),
             finish=finish,
             generation_s=0.25,
+            **({} if self.loses_heads else self.heads(ids, request.sampling.head_tokens)),
         )
+
+    def heads(self, ids: list[int], head_tokens: int) -> dict[str, Any]:
+        if head_tokens == 0:
+            return {}
+        logprobs = np.full((len(ids), 1), self.head_logprob, np.float32)
+        made = padded_head(np.array([ids], np.int32).T, logprobs, head_tokens)
+        return {"head_ids": made[0], "head_logprobs": made[1]}
 
 
 @dataclass
@@ -132,13 +143,14 @@ def setting(
     max_turns: int = 3,
     episode_deadline_s: float = NEVER_S,
     environment_deadline_s: float = NEVER_S,
+    head_tokens: int = 0,
 ) -> RolloutSetting:
     renderer = PlainRenderer(TOKENIZER, ("]",))
     return RolloutSetting(
         engine=cast(Engine, engine),
         family=cast(CalculatorFamily, family),
         renderer=renderer,
-        sampling=SamplingParameters(1.0, 16, renderer.stop_token_ids),
+        sampling=SamplingParameters(1.0, 16, renderer.stop_token_ids, head_tokens),
         limits=RolloutLimits(max_turns, episode_deadline_s, environment_deadline_s, 100),
     )
 

@@ -100,6 +100,14 @@ def test_forged_bytes_are_refused_or_are_a_valid_group(
         assert np.isfinite(turn.behaviour_logprobs).all()
         assert (turn.behaviour_logprobs <= 0).all()
         assert (turn.action_ids >= 0).all()
+        if turn.head_ids is not None and turn.head_logprobs is not None:
+            assert (np.exp(turn.head_logprobs).sum(axis=1) < 1.01).all()
+            assert ((turn.head_ids == -1) == (turn.head_logprobs == -np.inf)).all()
+            within = turn.head_ids == turn.action_ids[:, None]
+            assert (within.sum(axis=1) <= 1).all()
+            said = np.where(within, turn.head_logprobs, 0).sum(axis=1)[within.any(axis=1)]
+            own = turn.behaviour_logprobs[within.any(axis=1)]
+            np.testing.assert_allclose(said, own, atol=1e-4)
         assert all(run.version <= LEARNER for run in turn.version_runs)
 
 
@@ -185,7 +193,7 @@ FORGERIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "failures that are a list": ("bad_group", lambda: with_group(failures=[1])),
     "description without end": ("bad_group", lambda: with_metadata({GROUP_KEY: b"[" * 30_000})),
     "no description": ("bad_group", lambda: with_metadata({GROUP_KEY: b""})),
-    "newer schema": ("unknown_schema", lambda: with_metadata({VERSION_KEY: b"2"})),
+    "newer schema": ("unknown_schema", lambda: with_metadata({VERSION_KEY: b"3"})),
     "no schema version": ("unknown_schema", lambda: with_metadata({VERSION_KEY: b""})),
     "missing column": ("wrong_columns", lambda: without_column("kv_mode")),
     "extra column": ("wrong_columns", lambda: with_extra_column()),

@@ -16,6 +16,7 @@ from actors.rollout import RolloutLimits
 from actors.scripted_engine import EngineScript, ScriptedEngine
 from actors.settings import ActorSettings
 from actors.task_queue import Grant
+from actors.trajectory.codec import decode_group, encode_group
 from actors.trajectory.record import DropReason
 from actors.vllm_settings import VllmSettings
 from correction.errors import EngineError
@@ -52,12 +53,13 @@ def on_actor(
     tmp_path: Path,
     scenario: Callable[[RolloutActor], Coroutine[Any, Any, None]],
     script: EngineScript = EngineScript(write=writes),  # noqa: B008
+    head_tokens: int = 0,
 ) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     settings = ActorSettings(
         name="actor-0.0",
         run_id="run",
-        engine=VllmSettings(tmp_path, tmp_path, max_running_requests=2),
+        engine=VllmSettings(tmp_path, tmp_path, max_running_requests=2, head_tokens=head_tokens),
         environment="moody",
         environment_options={},
         temperature=1.0,
@@ -100,6 +102,30 @@ def test_failed_held_out_episodes_have_no_reward(tmp_path: Path) -> None:
         assert rewards == [None, 0.5, None, None, None, 0.5]
 
     on_actor(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("head_tokens", [0, 2])
+def test_heads_are_asked_for_in_training_and_never_in_evaluation(
+    tmp_path: Path, head_tokens: int
+) -> None:
+    asked = []
+
+    def notes(request: GenerationRequest) -> list[int]:
+        asked.append(request.sampling.head_tokens)
+        return writes(request)
+
+    async def scenario(actor: RolloutActor) -> None:
+        group = await actor._roll_group(Grant("g", 1, 2))
+        assert asked == [head_tokens] * 2
+        assert [t.sampling.head_tokens for t in group.trajectories] == asked
+        assert group.head_bytes == group.action_tokens * head_tokens * 8
+        decoded = decode_group(encode_group(group), run_id="run", learner_version=V0)
+        assert decoded.head_bytes == group.head_bytes
+        asked.clear()
+        assert await actor.evaluate([1], temperature=1.0) == [0.5]
+        assert asked == [0]
+
+    on_actor(tmp_path, scenario, EngineScript(write=notes), head_tokens)
 
 
 def test_a_dead_engine_is_seen_by_whoever_asks(tmp_path: Path) -> None:

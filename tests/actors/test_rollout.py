@@ -75,6 +75,25 @@ def test_an_episode_carries_ids_masks_versions_and_costs() -> None:
         assert engine.contexts[f"g/1/{number}"] == before + action + observed
 
 
+def test_heads_of_all_turns_are_carried_and_change_nothing_else() -> None:
+    family = CalculatorFamily()
+    task = family.task("train", 0)
+    played = []
+    for head_tokens in (0, 4):
+        whole = setting(WritingEngine(solves), family, max_turns=4, head_tokens=head_tokens)
+        played.append(finished(asyncio.run(rollout(task, whole, group_id="g", member=1))))
+    bare, headed = (trajectory.flat() for trajectory in played)
+    assert len(played[1].turns) == 3
+    assert headed.head_ids is not None
+    assert headed.head_ids.shape == (len(headed.token_ids), 4)
+    np.testing.assert_array_equal(
+        headed.head_ids[:, 0], np.where(headed.action_mask, headed.token_ids, -1)
+    )
+    for name in ("token_ids", "action_mask", "behaviour_logprobs", "behaviour_steps", "turn_ids"):
+        np.testing.assert_array_equal(getattr(headed, name), getattr(bare, name))
+    assert bare.head_ids is None
+
+
 def test_sampled_ids_are_not_encoded_again() -> None:
     odd = encode("é")[:1]  # half a character: decoding and encoding gives other ids
 

@@ -154,3 +154,19 @@ def test_what_the_engine_garbled_is_dropped_and_never_padded(
     )
     assert isinstance(outcome, RolloutFailure)
     assert (outcome.reason, outcome.sampled_tokens, plan.closed) == (reason, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason", "sampled_tokens"),
+    [
+        (WritingEngine(says_ab, head_logprob=math.nan), DropReason.NON_FINITE, 3),
+        (WritingEngine(says_ab, loses_heads=True), DropReason.INVALID, 9),
+    ],
+)
+def test_heads_that_the_engine_garbled_or_lost_are_dropped(
+    engine: WritingEngine, reason: DropReason, sampled_tokens: int
+) -> None:
+    whole = setting(engine, PlanFamily([Plan()]), head_tokens=2)
+    outcome = asyncio.run(rollout(TASK, whole, group_id="g", member=0))
+    assert isinstance(outcome, RolloutFailure)
+    assert (outcome.reason, outcome.sampled_tokens) == (reason, sampled_tokens)

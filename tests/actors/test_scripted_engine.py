@@ -14,6 +14,7 @@ import pytest
 
 from actors.engine import Completion, Engine, GenerationRequest
 from actors.scripted_engine import EngineScript, ScriptedEngine
+from actors.trajectory.head import check_head
 from actors.trajectory.record import SamplingParameters, VersionRun
 from actors.weights import Canary, SwapRequest, WeightManifest
 from correction.errors import EngineError, InputError, SwapError, SwapRefused
@@ -93,6 +94,53 @@ def test_tokens_stop_and_length_and_logprobs_come_from_the_script() -> None:
     assert stopped.version_runs == (VersionRun(V0, 3),)
     assert stopped.generation_s == 3.0
     assert (cut.action_ids.tolist(), cut.finish) == ([4, 5], "length")
+
+
+def test_heads_hold_the_likeliest_of_the_script_by_the_version_of_the_token() -> None:
+    """The sampled token is -1 at V0 and -3 at V1; id 6 is -2 at both; id 7 only at V1."""
+
+    async def work() -> Completion:
+        clock = VirtualClock()
+        engine = engine_of(
+            clock,
+            logprob=lambda token_id, version: -1.0 - 2 * version.step,
+            others=lambda token_id, version: {6: -2.0, 7: -0.5} if version == V1 else {6: -2.0},
+        )
+        asked = replace(request(tokens=4), sampling=SamplingParameters(1.0, 4, (), head_tokens=2))
+
+        async def everything() -> Completion:
+            job = asyncio.create_task(engine.generate(asked))
+            await clock.sleep(2.5)
+            await engine.swap(swap_to(V1))
+            return await job
+
+        return await clock.run(everything())
+
+    completion = run(work())
+    assert completion.version_runs == (VersionRun(V0, 2), VersionRun(V1, 2))
+    assert completion.head_ids is not None
+    assert completion.head_logprobs is not None
+    assert completion.head_ids.tolist() == [[4, 6], [4, 6], [7, 6], [7, 6]]
+    assert completion.head_logprobs.tolist() == [[-1, -2], [-1, -2], [-0.5, -2], [-0.5, -2]]
+    assert completion.behaviour_logprobs.tolist() == [-1, -1, -3, -3]
+
+
+def test_a_head_of_a_script_that_says_less_is_padded_and_none_is_made_unasked() -> None:
+    async def work() -> tuple[Completion, Completion]:
+        clock = VirtualClock()
+        engine = engine_of(clock)
+        headed = replace(request(tokens=2), sampling=SamplingParameters(1.0, 2, (), head_tokens=3))
+        with_head = await clock.run(engine.generate(headed))
+        return with_head, await clock.run(engine.generate(request("s", tokens=2)))
+
+    padded, plain = run(work())
+    assert padded.head_ids is not None
+    assert padded.head_logprobs is not None
+    assert padded.head_ids.tolist() == [[4, -1, -1]] * 2
+    assert padded.head_logprobs.tolist() == [[-1.0, -np.inf, -np.inf]] * 2
+    heads = (padded.head_ids, padded.head_logprobs)
+    check_head(*heads, padded.action_ids, padded.behaviour_logprobs)
+    assert (plain.head_ids, plain.head_logprobs) == (None, None)
 
 
 def test_context_bounds_the_turn_and_a_full_one_is_refused() -> None:

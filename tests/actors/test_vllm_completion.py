@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from actors.engine import Completion
+from actors.trajectory.head import check_head
 from actors.trajectory.record import VersionRun
 from actors.vllm_completion import (
     SampledOutput,
@@ -49,8 +50,13 @@ class Output:
     )
 
 
-def converted(output: Output, generation_s: float = 0.0) -> Completion:
-    return completion_of(cast(SampledOutput, output), generation_s)
+def converted(
+    output: Output, generation_s: float = 0.0, head: tuple[int, int] = (0, 0)
+) -> Completion:
+    """head: how many head tokens, and how many of them vLLM was asked for."""
+    return completion_of(
+        cast(SampledOutput, output), generation_s, head_tokens=head[0], asked_tokens=head[1]
+    )
 
 
 def test_ids_logprobs_and_versions_line_up() -> None:
@@ -90,6 +96,69 @@ def test_output_that_contradicts_itself_is_an_engine_error(
 ) -> None:
     with pytest.raises(EngineError, match=message):
         converted(replace(Output(), **change))  # type: ignore[arg-type]
+
+
+HEADED = Output(
+    token_ids=[7, 8],
+    logprobs=Flat([0, 3], [3, 6], [7, 5, 7, 8, 8, 6], [-0.9, -0.6, -0.9, -0.25, -0.25, -math.inf]),
+    weight_versions=[Span("0.4", 0, 2)],
+)
+
+
+def test_a_head_is_what_follows_the_sampled_token() -> None:
+    completion = converted(HEADED, head=(2, 2))
+    assert completion.head_ids is not None
+    assert completion.head_logprobs is not None
+    assert completion.head_ids.dtype == np.int32
+    assert completion.head_logprobs.dtype == np.float32
+    assert completion.head_ids[0].tolist() == [5, 7]
+    np.testing.assert_allclose(completion.head_logprobs[0], [-0.6, -0.9])
+    np.testing.assert_allclose(completion.behaviour_logprobs, [-0.9, -0.25])
+    check_head(
+        completion.head_ids,
+        completion.head_logprobs,
+        completion.action_ids,
+        completion.behaviour_logprobs,
+    )
+
+
+def test_a_token_without_a_probability_and_a_small_vocabulary_leave_padding() -> None:
+    completion = converted(HEADED, head=(4, 2))
+    assert completion.head_ids is not None
+    assert completion.head_logprobs is not None
+    assert completion.head_ids.tolist() == [[5, 7, -1, -1], [8, -1, -1, -1]]
+    assert np.isneginf(completion.head_logprobs[:, 2:]).all()
+    assert np.isneginf(completion.head_logprobs[1, 1])
+
+
+def test_without_a_head_asked_for_there_is_none() -> None:
+    completion = converted(HEADED)
+    assert (completion.head_ids, completion.head_logprobs) == (None, None)
+    np.testing.assert_allclose(completion.behaviour_logprobs, [-0.9, -0.25])
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        Flat([0, 2], [2, 4], [7, 5, 8, 6], [-0.7, -0.6, -0.25, -3.0]),
+        Flat([0, 4], [4, 7], [7, 5, 7, 3, 8, 8, 6], [-0.7, -0.6, -0.7, -3, -0.25, -0.25, -3.0]),
+        Flat([0, 3], [3, 5], [7, 5, 7, 8, 8], [-0.7, -0.6, -0.7, -0.25, -0.25]),
+    ],
+    ids=["all shorter", "one longer", "one shorter"],
+)
+def test_a_head_that_was_not_asked_for_so_is_an_engine_error(flat: Flat) -> None:
+    with pytest.raises(EngineError, match="2 logprobs asked for"):
+        converted(replace(HEADED, logprobs=flat), head=(2, 2))
+
+
+def test_a_head_that_is_not_a_number_is_not_sound() -> None:
+    sound = converted(HEADED, head=(2, 2))
+    assert sound.is_sound
+    assert sound.head_logprobs is not None
+    broken = sound.head_logprobs.copy()
+    broken[0, 1] = math.nan
+    assert not replace(sound, head_logprobs=broken).is_sound
+    assert not replace(sound, behaviour_logprobs=np.array([-1, -np.inf], np.float32)).is_sound
 
 
 def test_label_that_is_not_a_policy_version_is_refused() -> None:

@@ -45,3 +45,31 @@ def test_logprobs_travel_with_the_final_output_only(monkeypatch: pytest.MonkeyPa
     reused = step("b", 6, FinishReason.STOP)
     assert reused.new_logprobs is not None
     np.testing.assert_array_equal(reused.new_logprobs.logprob_token_ids, [[6]])
+
+
+def test_heads_of_other_requests_in_the_batch_leave_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step is as wide as its longest head: a request beside one has other widths at each step."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+    from vllm.v1.outputs import LogprobsLists
+
+    from actors.vllm_scheduler import LateLogprobsScheduler
+
+    monkeypatch.setattr(Scheduler, "__init__", lambda self: None)
+    scheduler = LateLogprobsScheduler()
+    outputs = []
+    for step, width in enumerate((1, 4, 2)):
+        row = np.arange(width)[None] + 10 * step
+        lists = LogprobsLists(row, -row / 10.0, np.array([1]))
+        end = FinishReason.STOP if step == 2 else None
+        output = EngineCoreOutput("a", [10 * step], new_logprobs=lists, finish_reason=end)
+        group = EngineCoreOutputs(outputs=[output])
+        monkeypatch.setattr(Scheduler, "update_from_output", lambda *ignored, g=group: {0: g})
+        scheduler.update_from_output(None, None)
+        outputs.append(output)
+    final = outputs[-1].new_logprobs
+    assert final is not None
+    np.testing.assert_array_equal(final.logprob_token_ids, [[0], [10], [20]])
+    np.testing.assert_allclose(final.logprobs, [[0.0], [-1.0], [-2.0]])

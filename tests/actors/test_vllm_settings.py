@@ -22,6 +22,7 @@ CPU = VllmSettings(Path("model"), Path("segments"), threads=3)
         ("max_running_requests", 0),
         ("threads", 0),
         ("tensor_parallel_size", 0),
+        ("head_tokens", -1),
         ("gpu_memory_utilization", 0.0),
         ("gpu_memory_utilization", 1.5),
         ("kv_cache_bytes", None),

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -10,36 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from correction.errors import InputError
-from correction.score_centering import CenteredWeight, ScoreCentered, score_centered
+from correction.score_centering import score_centered
+from tests.correction.head_batches import (
+    BAND,
+    NONE,
+    TRUNCATE,
+    Arguments,
+    Rule,
+    batch,
+    evaluate,
+    every_rule,
+    tensors,
+)
 from tests.numerics.golden_vectors import VECTORS
 
 seeds = st.integers(0, 2**31)
 quick = settings(max_examples=25, deadline=None)
-NONE, TRUNCATE, BAND = CenteredWeight
-Arguments = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The keyword arguments that say what w is."""
-
-    weight: CenteredWeight
-    low: float = 0.5
-    high: float = 2.0
-
-    def __str__(self) -> str:
-        return self.weight
-
-    def __call__(self, ratio: float) -> float:
-        if self.weight is TRUNCATE:
-            return min(ratio, self.high)
-        if self.weight is BAND:
-            return ratio if self.low <= ratio <= self.high else 0.0
-        return 1.0
-
-
-every_rule = pytest.mark.parametrize("rule", [Rule(weight) for weight in CenteredWeight], ids=str)
 
 
 def every_token(
@@ -119,31 +104,6 @@ def test_the_two_token_vector_uncentred_and_centred() -> None:
 
     torch.testing.assert_close(plain.tolist(), vector["uncentred_mean_ascent"])
     torch.testing.assert_close(centred.tolist(), [0.0, 0.0], rtol=0, atol=1e-15)
-
-
-def batch(seed: int = 0, *, equal: bool = False) -> Arguments:
-    """Arguments for two trajectories of three tokens, heads of four out of a vocabulary of nine."""
-    random = torch.Generator().manual_seed(seed)
-    logprobs = torch.randn(2, 2, 3, 9, generator=random, dtype=torch.float64).log_softmax(dim=-1)
-    theta, mu = logprobs[0], logprobs[0] if equal else logprobs[1]
-    chosen = torch.randint(0, 9, (2, 3, 1), generator=random)
-    head = mu.topk(4, dim=-1).indices
-    return {
-        "target_logprobs": theta.gather(-1, chosen)[..., 0].requires_grad_(),
-        "behaviour_logprobs": mu.gather(-1, chosen)[..., 0],
-        "head_target_logprobs": theta.gather(-1, head).requires_grad_(),
-        "head_behaviour_logprobs": mu.gather(-1, head),
-        "advantages": torch.tensor([[1.5, -0.5, 2.0], [-2.0, 1.0, 0.25]], dtype=torch.float64),
-        "mask": torch.tensor([[True, True, False], [True, False, True]]),
-    }
-
-
-def evaluate(arguments: Arguments, rule: Rule) -> tuple[ScoreCentered, Tensor, Tensor]:
-    """The result and the gradients of the summed loss in both target tensors."""
-    result = score_centered(**arguments, **asdict(rule))
-    leaves = (arguments["target_logprobs"], arguments["head_target_logprobs"])
-    target_gradient, head_gradient = torch.autograd.grad(result.token.losses.sum(), leaves)
-    return result, target_gradient, head_gradient
 
 
 def slow_token(arguments: Arguments, place: list[int], rule: Rule) -> Arguments:
@@ -232,11 +192,6 @@ def test_masked_places_change_no_bit(rule: Rule, garbage: float, dtype: torch.dt
     assert not any(bool(values[~mask].any()) for values in outputs)
 
 
-def tensors(result: ScoreCentered) -> list[Tensor]:
-    """Everything that comes out."""
-    return [getattr(part, f.name) for part in (result.token, result.head) for f in fields(part)]
-
-
 @every_rule
 @pytest.mark.parametrize("garbage", [0.0, math.nan, -math.inf, 1e6])
 def test_a_padding_entry_of_the_head_changes_no_bit(rule: Rule, garbage: float) -> None:
@@ -309,52 +264,3 @@ def test_policies_far_apart_stay_finite_in_float32(rule: Rule, far: float) -> No
     result, *gradients = evaluate(arguments, rule)
     for values in (*tensors(result), *gradients):
         assert torch.isfinite(values).all()
-
-
-@pytest.mark.parametrize("name", ["head_target_logprobs", "head_behaviour_logprobs"])
-def test_a_missing_head_is_named(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name}: missing, Score Centering needs it"):
-        score_centered(**batch() | {name: None}, **asdict(Rule(NONE)))
-
-
-def with_first(name: str, value: float) -> Arguments:
-    arguments = batch()
-    values = arguments[name].detach().clone()
-    values[(0,) * values.dim()] = value
-    return arguments | {name: values}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (with_first("target_logprobs", math.nan), r"target_logprobs: 1 non-finite .* \[0, 0\]"),
-        (with_first("behaviour_logprobs", -math.inf), "behaviour_logprobs: 1 non-finite"),
-        (with_first("behaviour_logprobs", 0.5), "behaviour_logprobs: a logprob must be <= 0"),
-        (with_first("head_target_logprobs", -math.inf), "head_target_logprobs: 1 non-finite"),
-        (with_first("head_behaviour_logprobs", math.nan), r"head_behaviour_logprobs: 1 non-fin"),
-        (with_first("head_behaviour_logprobs", 0.3), "head_behaviour_logprobs: a logprob must"),
-        (with_first("head_behaviour_logprobs", -1e-9), "add up to 1"),
-        (with_first("advantages", math.inf), "advantages: 1 non-finite"),
-        (batch() | {"advantages": torch.zeros(2, 2)}, r"advantages: expected shape \[2, 3\]"),
-        (batch() | {"mask": torch.zeros(2, 3, dtype=torch.bool)}, "action_mask: no place is true"),
-        (
-            batch() | {"head_behaviour_logprobs": torch.zeros(2, 3)},
-            r"head_behaviour_logprobs: expected shape \[B, T, K\], got \[2, 3\]",
-        ),
-        (
-            batch() | {"head_behaviour_logprobs": torch.zeros(2, 4, 4)},
-            r"head_behaviour_logprobs: expected shape \[2, 3, 4\], got \[2, 4, 4\]",
-        ),
-        (
-            batch() | {"head_target_logprobs": torch.zeros(2, 3, 5)},
-            r"head_target_logprobs: expected shape \[2, 3, 4\], got \[2, 3, 5\]",
-        ),
-        (
-            batch() | {"head_behaviour_logprobs": torch.zeros(2, 3, 4, dtype=torch.int64)},
-            "head_behaviour_logprobs: expected a floating-point dtype",
-        ),
-    ],
-)
-def test_bad_input_is_named(arguments: Arguments, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        score_centered(**arguments, **asdict(Rule(NONE)))
