@@ -18,10 +18,18 @@ from cluster.config import RunConfig
 from cluster.derived import lag_budget, queue_groups
 from cluster.fleet import FleetPolicy, actor_identity
 from cluster.trajectory_queue.records import QueuePolicy
+from correction.errors import ConfigError
+from correction.needs import Need
 from correction.recipes import Recipe, resolve
 from learner.loop import LoopLimits
 from learner.schedule import BroadcastSchedule, most_versions
-from learner.settings import LearnerSettings, OptimiserSettings
+from learner.settings import (
+    CriticSettings,
+    LearnerSettings,
+    OptimiserSettings,
+    PretrainingSettings,
+    ReferenceSettings,
+)
 
 if TYPE_CHECKING:
     from cluster.fleet import LaunchActor
@@ -61,11 +69,16 @@ def recipe(config: RunConfig) -> Recipe:
 
 def learner_settings(config: RunConfig, run_id: str, model_path: Path) -> LearnerSettings:
     """What every learner rank is told."""
-    learner = config.learner
+    learner, composed = config.learner, recipe(config)
     return LearnerSettings(
         run_id=run_id,
         model_path=str(model_path),
-        recipe=recipe(config),
+        recipe=composed,
+        critic=critic_settings(config, composed),
+        reference=(
+            ReferenceSettings(config.reference.path) if Need.REFERENCE in composed.needs else None
+        ),
+        pretraining=pretraining_settings(config, composed),
         optimiser=OptimiserSettings(
             learning_rate=learner.learning_rate,
             warmup_steps=learner.warmup_steps,
@@ -83,6 +96,35 @@ def learner_settings(config: RunConfig, run_id: str, model_path: Path) -> Learne
         threads=learner.threads,
         bucket_bytes=config.broadcast.bucket_bytes,
         canary_tolerance=config.engine.canary_tolerance,
+    )
+
+
+def critic_settings(config: RunConfig, composed: Recipe) -> CriticSettings:
+    """The critic, where the recipe needs values."""
+    if Need.VALUES not in composed.needs:
+        return CriticSettings()
+    return CriticSettings(
+        kind=config.critic.kind,
+        path=config.critic.path,
+        learning_rate=config.critic.learning_rate,
+        detach_trunk=config.critic.detach_trunk,
+    )
+
+
+def pretraining_settings(config: RunConfig, composed: Recipe) -> PretrainingSettings | None:
+    """The text to mix in, where the recipe asks for it. Raises ConfigError without a path."""
+    text = config.pretraining
+    if Need.PRETRAINING not in composed.needs:
+        return None
+    if text.path is None:
+        raise ConfigError(
+            "pretraining.path: must name a file, the recipe has a pretraining penalty"
+        )
+    return PretrainingSettings(
+        path=text.path,
+        field=text.field,
+        tokens_per_step=text.tokens_per_step,
+        block_tokens=text.block_tokens,
     )
 
 

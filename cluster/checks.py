@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.config import RunConfig
+    from correction.recipes import Recipe
 
 Problem = str | None
 
@@ -263,7 +264,35 @@ def _correction_fits(config: RunConfig) -> Problem:
         )
     except RecipeError as error:
         return str(error)
-    if lag == 0 or correction.none or recipe.corrects_lag:
+    return _unmet_need(config, recipe) or _lag_is_corrected(config, recipe)
+
+
+def _unmet_need(config: RunConfig, recipe: Recipe) -> Problem:
+    """What the recipe cannot do without and nothing in the run gives."""
+    from correction.needs import Need
+
+    name = config.correction.recipe
+    for need, maker in (
+        (Need.TEACHER, "teacher that scores trajectories"),
+        (Need.SEGMENTS, "rollout that branches"),
+        (Need.EXPERT, "expert that labels states"),
+    ):
+        if need in recipe.needs:
+            return (
+                f"correction.recipe = {name!r}: needs what a {maker} gives, and no run has one "
+                "yet; choose another recipe"
+            )
+    if Need.PRETRAINING in recipe.needs and config.pretraining.path is None:
+        return (
+            f"correction.recipe = {name!r}: needs text to mix in; set pretraining.path to a local "
+            ".jsonl, .txt or .parquet file, or take the pretraining penalty out"
+        )
+    return None
+
+
+def _lag_is_corrected(config: RunConfig, recipe: Recipe) -> Problem:
+    correction, lag = config.correction, config.lag.max_lag_versions
+    if lag == 0 or correction.none or recipe.corrects_lag or recipe.is_imitation:
         return None
     return (
         f"correction.recipe = {correction.recipe!r}: corrects for no lag, but "

@@ -24,6 +24,7 @@ from cluster.config_sections import (
     ActorsSection,
     BroadcastSection,
     CorrectionSection,
+    CriticSection,
     EngineSection,
     EnvironmentSection,
     EvaluationSection,
@@ -31,7 +32,9 @@ from cluster.config_sections import (
     LearnerSection,
     MetricsSection,
     ModelSection,
+    PretrainingSection,
     QueueSection,
+    ReferenceSection,
     RolloutSection,
     RunSection,
     Section,
@@ -52,6 +55,9 @@ class RunConfig(Section):
     lag: LagSection = LagSection()
     correction: CorrectionSection = CorrectionSection()
     learner: LearnerSection = LearnerSection()
+    critic: CriticSection = CriticSection()
+    reference: ReferenceSection = ReferenceSection()
+    pretraining: PretrainingSection = PretrainingSection()
     broadcast: BroadcastSection = BroadcastSection()
     metrics: MetricsSection = MetricsSection()
     evaluation: EvaluationSection = EvaluationSection()

@@ -211,6 +211,39 @@ class LearnerSection(Section):
     """Steps in a row that may be refused for a non-finite loss or gradient."""
 
 
+class CriticSection(Section):
+    """[critic]: the estimate of values, where the correction's advantage needs one."""
+
+    kind: Literal["head", "model"] = "head"
+    """A linear layer on the policy's last hidden state, or a transformer of its own."""
+    path: Name | None = None
+    """Folder or transformers id that a "model" starts from; without it the policy's own."""
+    learning_rate: Positive = 1e-3
+    """Peak learning rate of the critic; warm-up is the policy's."""
+    detach_trunk: bool = False
+    """Whether a "head" sends no gradient into the policy."""
+
+
+class ReferenceSection(Section):
+    """[reference]: the frozen policy of KL penalties, where the correction has one."""
+
+    path: Name | None = None
+    """Folder or transformers id; without it the policy that the run starts from."""
+
+
+class PretrainingSection(Section):
+    """[pretraining]: text that is mixed in, where the correction's penalties ask for it."""
+
+    path: Name | None = None
+    """A local .jsonl, .txt or .parquet file."""
+    field: Name = "text"
+    """Key or column of the text; a .txt file has none."""
+    tokens_per_step: AtLeastOne = 4096
+    """Tokens of all ranks in one optimiser step, a multiple of block_tokens."""
+    block_tokens: Annotated[int, Field(ge=2)] = 512
+    """Length of the pieces that the text is cut into."""
+
+
 class BroadcastSection(Section):
     """[broadcast]: when and how new weights travel."""
 

@@ -29,6 +29,8 @@ class Bound(StrEnum):
     TRUNCATE = "truncate"
     CLIP = "clip"
     BAND = "band"
+    TOPR = "topr"
+    VESPO = "vespo"
 
 
 BOUND_PARAMETERS: Mapping[Bound, frozenset[str]] = {
@@ -36,6 +38,8 @@ BOUND_PARAMETERS: Mapping[Bound, frozenset[str]] = {
     Bound.TRUNCATE: frozenset({"high"}),
     Bound.CLIP: frozenset({"low", "high"}),
     Bound.BAND: frozenset({"low", "high"}),
+    Bound.TOPR: frozenset(),
+    Bound.VESPO: frozenset(),
 }
 """Which of `low` and `high` a rule looks at."""
 
@@ -54,7 +58,9 @@ class BoundedWeight:
     rejected: Tensor
 
 
-def bound_weight(log_weights: Tensor, bound: Bound, *, low: float, high: float) -> BoundedWeight:
+def bound_weight(
+    log_weights: Tensor, bound: Bound, *, low: float, high: float, advantages=None
+) -> BoundedWeight:
     """Bound exp(log_weights), any shape. `low` and `high` are bounds on the ratio, not on its log.
 
     Bounds are on pi / mu: a band of 0.5 to 5 keeps 4.0 and drops 0.25 (some implementations test

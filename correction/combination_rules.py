@@ -1,9 +1,9 @@
 """What may not be combined, with the reason and the way out. One short rule a function.
 
-    theta/mu = theta/prox x prox/mu     each factor may act once
-    one decision a trajectory           needs a loss that counts trajectories
-    V-trace                             has its ratio inside its advantage
-    a number a token                    needs a surrogate that takes one
+theta/mu = theta/prox x prox/mu     each factor may act once
+one decision a trajectory           needs a loss that counts trajectories
+V-trace                             has its ratio inside its advantage
+a number a token                    needs a surrogate that takes one
 """
 
 from __future__ import annotations
@@ -134,7 +134,11 @@ def _critic_has_targets(recipe: Recipe) -> None:
 
 def _value_clip_has_old_values(recipe: Recipe) -> None:
     critic = recipe.critic
-    if isinstance(critic, ValueCritic) and critic.clip > 0 and not isinstance(recipe.advantage, Gae):
+    if (
+        isinstance(critic, ValueCritic)
+        and critic.clip > 0
+        and not isinstance(recipe.advantage, Gae)
+    ):
         raise RecipeError(
             "correction: critic.clip needs the values of before the step, which only advantage "
             f"gae keeps; {recipe.advantage.kind} uses the newest. Set critic.clip = 0"

@@ -73,8 +73,7 @@ class Recipe:
         needs = set(self.advantage.needs | self.surrogate.needs)
         for penalty in self.penalties:
             needs |= penalty.needs
-        scored = any(mask.whole_batch for mask in self.trust) or self._reward_kl is not None
-        if scored:
+        if any(mask.whole_batch for mask in self.trust) or self._rewards_need_scores:
             needs.add(Need.SCORES)
         return frozenset(needs)
 
@@ -116,9 +115,11 @@ class Recipe:
         return next((part for part in self.penalties if isinstance(part, kind)), None)
 
     @property
-    def _reward_kl(self) -> Kl | None:
+    def _rewards_need_scores(self) -> bool:
+        """Whether the reward holds the KL of a policy that is not mu."""
         kl = self.kl
-        return kl if kl is not None and kl.place is KlPlace.REWARD else None
+        in_reward = kl is not None and kl.place is KlPlace.REWARD
+        return in_reward and self.proximal is Proximal.RECOMPUTE
 
     @property
     def _is_unweighted_centering(self) -> bool:

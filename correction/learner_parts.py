@@ -75,5 +75,7 @@ class EssLearningRate:
     def learning_rate_factor(self, metrics: Mapping[str, float]) -> float:
         """Factor in (0, 1]. metrics: of `pooling.summarise`, of the whole batch."""
         return ess_learning_rate_factor(
-            metrics.get("ess_ratio_trajectory_raw", 1.0), base_ratio=self.base_ratio, power=self.power
+            metrics.get("ess_ratio_trajectory_raw", 1.0),
+            base_ratio=self.base_ratio,
+            power=self.power,
         )

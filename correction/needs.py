@@ -26,3 +26,5 @@ class Need(StrEnum):
     """Logprobs of the sampled tokens under a teacher of the same version as mu."""
     SEGMENTS = "segments"
     """Which tokens the branches of a group share."""
+    EXPERT = "expert"
+    """Tokens that an expert chose, in place of the policy's own."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from correction.aggregation import Aggregation, Denominators, aggregate, check_denominators
-from correction.composition import Recipe
 from correction.checks import require_given
+from correction.composition import Recipe
 from correction.diagnostics import StepView, additive_sums
 from correction.errors import InputError
 from correction.learner_parts import NoCritic
@@ -89,6 +89,7 @@ def policy_objective(
     that are missing, and for denominators smaller than the micro-batch.
     """
     mask = prepared.action_mask
+    prepared.check()
     inputs.check(mask)
     check_denominators(mask, denominators)
     ratios = _ratios(recipe, inputs, prepared)
@@ -241,7 +242,7 @@ def _penalties(
         mask=prepared.action_mask,
         kl_coefficient=prepared.kl_coefficient,
         reference_logprobs=prepared.reference_logprobs,
-        entropy=inputs.entropy,
+        entropy=None if inputs.entropy is None else inputs.entropy.to(ratios.target.dtype),
     )
     shares = {}
     for part in recipe.penalties:
@@ -251,12 +252,19 @@ def _penalties(
                 losses, prepared.action_mask, recipe.aggregation, denominators
             )
         if isinstance(part, PromptKl):
-            prompt = inputs.prompt
-            if prompt is None:
-                raise InputError("prompt: missing, the prompt penalty needs it")
-            losses = prompt_kl(prompt.target_logprobs, prompt.reference_logprobs, prompt.mask)
-            shares[part.kind] = part.coefficient * losses.sum() / denominators.prompt_tokens
+            shares[part.kind] = part.coefficient * _prompt_share(inputs, denominators)
     return shares
+
+
+def _prompt_share(inputs: PolicyInputs, denominators: Denominators) -> Tensor:
+    """This part's share of the mean penalty of a prompt token. Prompts of one token have none."""
+    prompt = inputs.prompt
+    if prompt is None:
+        raise InputError("prompt: missing, the prompt penalty needs it")
+    if not bool(prompt.mask.any()):
+        return inputs.target_logprobs.new_zeros(())
+    losses = prompt_kl(prompt.target_logprobs, prompt.reference_logprobs, prompt.mask)
+    return losses.sum() / denominators.prompt_tokens
 
 
 def _critic(
@@ -289,7 +297,9 @@ def _measures(
     if prepared.reference_logprobs is not None:
         away = log_ratio(ratios.target.detach(), prepared.reference_logprobs, prepared.action_mask)
         measures["kl_k1_theta_reference"] = away
-        measures["kl_k3_theta_reference"] = estimate_kl(away.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), KlEstimator.K3)
+        measures["kl_k3_theta_reference"] = estimate_kl(
+            away.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), KlEstimator.K3
+        )
     if inputs.entropy is not None:
         measures["entropy"] = inputs.entropy.detach()
     if trace is not None:

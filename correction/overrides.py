@@ -96,9 +96,7 @@ def _with_parameters(key: str, part: Part, wanted: Mapping[str, object]) -> Part
     for name, value in wanted.items():
         if name not in fields:
             known = ", ".join(sorted(fields)) or "none"
-            raise RecipeError(
-                f"{key}.{name}: {part.kind!r} has no such parameter; it has {known}"
-            )
+            raise RecipeError(f"{key}.{name}: {part.kind!r} has no such parameter; it has {known}")
         changes[name] = _convert(f"{key}.{name}", value, getattr(part, name))
     changed = dataclasses.replace(part, **changes)
     if idle := wanted.keys() - parameters_of(changed).keys():

@@ -88,7 +88,7 @@ class Kl(Penalty):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The reference; in the reward also the whole batch's scores, from before the step."""
+        """The reference."""
         return frozenset({Need.REFERENCE})
 
     def token_losses(self, inputs: PenaltyInputs) -> Tensor | None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from correction.advantage_parts import Advantages
 from correction.aggregation import Denominators
 from correction.batch_view import BatchView
+from correction.checks import require_finite, require_floating, require_mask, require_shape
 from correction.composition import Recipe
 from correction.masks import fill_masked
 from correction.needs import Need
@@ -57,6 +58,15 @@ class Prepared:
     scores: Tensor | None = None
     reference_logprobs: Tensor | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise InputError for a mask, advantages or rewards that no loss can be made of."""
+        require_mask("action_mask", self.action_mask)
+        for name in ("advantages", "token_rewards"):
+            numbers = getattr(self, name)
+            require_floating(name, numbers)
+            require_shape(name, numbers, tuple(self.action_mask.shape))
+            require_finite(name, numbers, self.action_mask)
 
     def rows(self, index: Tensor, columns: int) -> Prepared:
         """The rows `index` [B] int64, cut to their first `columns` places."""

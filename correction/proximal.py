@@ -20,10 +20,16 @@ class Proximal(StrEnum):
 
     RECOMPUTE = "recompute"
     BEHAVIOUR = "behaviour"
+    LOG_LINEAR = "log_linear"
 
 
 def proximal_anchor(
-    proximal: Proximal, recomputed_logprobs: Tensor | None, behaviour_logprobs: Tensor
+    proximal: Proximal,
+    recomputed_logprobs: Tensor | None,
+    behaviour_logprobs: Tensor,
+    target_logprobs=None,
+    lag_versions=None,
+    mask=None,
 ) -> Tensor:
     """Logprobs of the proximal policy, [B, T], detached.
 

@@ -296,6 +296,7 @@ class CrossEntropy(PolicySurrogate):
 
     kind: ClassVar[str] = "cross_entropy"
     uses_advantages: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.EXPERT})
 
     def losses(self, inputs: SurrogateInputs) -> TokenLosses:
         """Token losses [B, T]."""

@@ -218,9 +218,7 @@ class VTrace(TokenAdvantage):
         _require_fraction("trace_lambda", self.trace_lambda)
         require_parameter(self.c_bar > 0, "advantage.c_bar", "> 0", self.c_bar)
         require_parameter(self.pg_rho_bar > 0, "advantage.pg_rho_bar", "> 0", self.pg_rho_bar)
-        require_parameter(
-            self.rho_bar >= self.c_bar, "advantage.rho_bar", ">= c_bar", self.rho_bar
-        )
+        require_parameter(self.rho_bar >= self.c_bar, "advantage.rho_bar", ">= c_bar", self.rho_bar)
         if self.turn_level not in (Level.TURN_PRODUCT, Level.TURN_GEOMETRIC):
             raise RecipeError(
                 "correction.advantage.turn_level: turn_product or turn_geometric, got "

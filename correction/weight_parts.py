@@ -54,9 +54,7 @@ class ProximalBehaviourWeight:
     ) -> BoundedWeight:
         """Bounded weights [B, T] from token log ratios [B, T] and advantages [B, T]."""
         level = at_level(log_ratios, mask, self.level, turn_ids)
-        return bound_weight(
-            level, self.bound, low=self.low, high=self.high, advantages=advantages
-        )
+        return bound_weight(level, self.bound, low=self.low, high=self.high, advantages=advantages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,11 @@ class LearnerBatch:
         return torch.tensor([row.group_index for row in self.rows], dtype=torch.int64)
 
     @cached_property
+    def truncated(self) -> Tensor:
+        """Bool [N]: whether a limit cut the row."""
+        return torch.tensor([row.truncated for row in self.rows], dtype=torch.bool)
+
+    @cached_property
     def lengths_tokens(self) -> tuple[int, ...]:
         """Context tokens of each row."""
         return tuple(row.length_tokens for row in self.rows)
@@ -67,6 +72,11 @@ class LearnerBatch:
     def action_tokens(self) -> int:
         """Sampled tokens of all rows."""
         return sum(int(row.tokens.action_mask.sum()) for row in self.rows)
+
+    @cached_property
+    def prompt_tokens(self) -> int:
+        """Tokens before the first sampled one, but for each row's very first, of all rows."""
+        return sum(int(_prompt_mask(row).sum()) for row in self.rows)
 
     def reward_means(self) -> tuple[float, dict[str, float]]:
         """Mean reward, and the mean of each named part over the trajectories that have it."""

@@ -110,13 +110,13 @@ BOUNDARIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "correction.recipe",
-        {"correction.recipe": "grpo_on_policy", "lag.max_lag_versions": 1},
-        {"correction.recipe": "grpo_on_policy", "lag.max_lag_versions": 0},
+        {"correction.recipe": "reinforce", "lag.max_lag_versions": 1},
+        {"correction.recipe": "reinforce", "lag.max_lag_versions": 0},
     ),
     (
         "correction.recipe",
-        {"correction.recipe": "grpo_on_policy"},
-        {"correction.recipe": "grpo_on_policy", "correction.none": True},
+        {"correction.recipe": "reinforce"},
+        {"correction.recipe": "reinforce", "correction.none": True},
     ),
     (
         "correction.recipe",
@@ -164,7 +164,7 @@ def test_all_problems_are_reported_together() -> None:
 
 
 def test_a_problem_names_the_values_and_the_way_out() -> None:
-    (problem,) = problems_of({"correction.recipe": "grpo_on_policy"})
+    (problem,) = problems_of({"correction.recipe": "reinforce"})
     assert "lag.max_lag_versions = 4" in problem
     assert "correction.none = true" in problem
 

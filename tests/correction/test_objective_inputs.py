@@ -11,9 +11,15 @@ import torch
 from correction.aggregation import Denominators
 from correction.composition import Recipe
 from correction.errors import InputError
-from correction.objective import group_advantages, policy_objective
+from correction.objective import PolicyInputs, policy_objective
 from correction.recipes import resolve
-from tests.correction.micro_batches import MicroBatch, make_batch, objective_of
+from tests.correction.micro_batches import (
+    MicroBatch,
+    inputs_of,
+    make_batch,
+    objective_of,
+    prepared_of,
+)
 
 RECIPE = resolve("decoupled_ppo", {}, max_lag_versions=4, group_size=2)
 BYPASS = resolve("ppo_bypass", {}, max_lag_versions=4, group_size=2)
@@ -21,10 +27,8 @@ FIELD_OF = {
     "target_logprobs": "target",
     "proximal_logprobs": "proximal",
     "behaviour_logprobs": "behaviour",
-    "action_mask": "mask",
     "lag_versions": "lag",
     "turn_ids": "turns",
-    "advantages": "advantages",
 }
 
 
@@ -46,10 +50,21 @@ def test_non_finite_logprobs_of_action_tokens(name: str, value: float) -> None:
         objective_of(RECIPE, with_first(name, value))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_non_finite_advantages(value: float) -> None:
-    with pytest.raises(InputError, match="advantages: 1 non-finite"):
-        objective_of(RECIPE, with_first("advantages", value))
+@pytest.mark.parametrize("name", ["advantages", "token_rewards"])
+def test_what_was_prepared_is_checked_as_well(name: str) -> None:
+    batch = make_batch(0)
+    good = prepared_of(RECIPE, batch)
+    values: torch.Tensor = getattr(good, name)
+    broken_values = values.clone()
+    broken_values[0, 0] = math.nan
+    for wrong, message in (
+        (broken_values, f"{name}: 1 non-finite"),
+        (values[:-1], f"{name}: expected shape"),
+        (values.long(), f"{name}: expected a floating-point dtype"),
+    ):
+        prepared = replace(good, **{name: wrong})
+        with pytest.raises(InputError, match=message):
+            policy_objective(RECIPE, inputs_of(RECIPE, batch), prepared, Denominators(24, 4, 8))
 
 
 @pytest.mark.parametrize("name", FIELD_OF)
@@ -59,8 +74,7 @@ def test_shapes(name: str) -> None:
         objective_of(RECIPE, broken(name, wrong))
 
 
-@pytest.mark.parametrize("name", ["target_logprobs", "proximal_logprobs", "behaviour_logprobs",
-                         "advantages"])  # fmt: skip
+@pytest.mark.parametrize("name", ["target_logprobs", "proximal_logprobs", "behaviour_logprobs"])
 def test_floating_dtypes(name: str) -> None:
     wrong = getattr(make_batch(0), FIELD_OF[name]).long()
     with pytest.raises(InputError, match=f"{name}: expected a floating-point dtype"):
@@ -75,15 +89,17 @@ def test_integer_dtypes(name: str) -> None:
 
 
 def test_a_mask_is_bool_two_dimensional_and_has_a_true() -> None:
-    mask = make_batch(0).mask
-    denominators = Denominators(100, 100, 100)
+    batch = make_batch(0)
+    good, inputs = prepared_of(RECIPE, batch), inputs_of(RECIPE, batch)
     for wrong, message in (
-        (mask.long(), "action_mask: expected dtype torch.bool"),
-        (mask[0], r"action_mask: expected shape \[B, T\]"),
-        (torch.zeros_like(mask), "action_mask: no place is true"),
+        (batch.mask.long(), "action_mask: expected dtype torch.bool"),
+        (batch.mask[0], r"action_mask: expected shape \[B, T\]"),
+        (torch.zeros_like(batch.mask), "action_mask: no place is true"),
+        (batch.mask[:-1], r"advantages: expected shape \[3, 6\]"),
     ):
+        prepared = replace(good, action_mask=wrong)
         with pytest.raises(InputError, match=message):
-            objective_of(RECIPE, broken("action_mask", wrong), denominators)
+            policy_objective(RECIPE, inputs, prepared, Denominators(100, 100, 100))
 
 
 def test_a_token_from_the_future_is_never_lag_zero() -> None:
@@ -111,17 +127,14 @@ def test_denominators_are_positive(name: str) -> None:
 
 def without_scores(recipe: Recipe) -> torch.Tensor:
     batch = make_batch(0)
-    return policy_objective(
-        recipe,
+    inputs = PolicyInputs(
         target_logprobs=batch.target,
-        proximal_logprobs=None,
         behaviour_logprobs=batch.behaviour,
-        advantages=batch.advantages,
-        action_mask=batch.mask,
         lag_versions=batch.lag,
         turn_ids=batch.turns,
-        denominators=Denominators(24, 4, 8),
-    ).loss
+    )
+    prepared = prepared_of(recipe, batch)
+    return policy_objective(recipe, inputs, prepared, Denominators(24, 4, 8)).loss
 
 
 def test_missing_proximal_scores_are_refused_where_they_are_needed() -> None:
@@ -138,12 +151,3 @@ def test_reinforce_without_scores_measures_the_target_against_the_behaviour() ->
     plain = resolve("none", {}, max_lag_versions=0, group_size=2)
     given = objective_of(plain, make_batch(0), Denominators(24, 4, 8)).loss
     assert torch.equal(without_scores(plain), given)
-
-
-def test_group_advantages_are_those_of_the_recipe() -> None:
-    rewards, index = torch.tensor([1.0, 0.0, 2.0]), torch.tensor([3, 3, 3])
-    recipe = resolve("gspo", {"advantage": "rloo"}, max_lag_versions=4, group_size=3)
-    assert group_advantages(recipe, rewards, index).tolist() == [0.0, -1.5, 1.5]
-    alone = torch.tensor([3, 4, 3])
-    with pytest.raises(InputError, match="group 4 has one member"):
-        group_advantages(recipe, rewards, alone)

@@ -10,12 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from correction.aggregation import Aggregation, count_denominators
+from correction.aggregation import Aggregation
 from correction.composition import Recipe
 from correction.objective import add_sums, summarise
 from correction.recipes import resolve
 from tests.correction.micro_batches import (
     EVERY_RECIPE,
+    denominators_of,
     evaluate,
     make_batch,
     objective_of,
@@ -24,7 +25,14 @@ from tests.correction.micro_batches import (
 
 every_recipe = pytest.mark.parametrize("recipe", EVERY_RECIPE, ids=recipe_label)
 seeds = st.integers(0, 2**31)
-quick = settings(max_examples=15, deadline=None)
+quick = settings(max_examples=8, deadline=None)
+
+
+def has_identity(recipe: Recipe) -> bool:
+    """Whether ratios of 1 leave nothing but the plain policy gradient of the given advantages."""
+    traced = recipe.advantage.kind == "vtrace"
+    other = traced or recipe.surrogate.kind in ("gepo", "cross_entropy")
+    return not (other or recipe.penalties or recipe.critic.kind != "none")
 
 
 def assert_same(left: torch.Tensor, right: torch.Tensor) -> None:
@@ -56,7 +64,8 @@ def test_masked_places_change_no_bit(recipe: Recipe, garbage: float, dtype: torc
 @every_recipe
 def test_a_padding_row_changes_no_bit_whatever_its_advantage(recipe: Recipe) -> None:
     batch = make_batch(5, rows=3)
-    batch = replace(batch, mask=batch.mask & (torch.arange(3) != 2)[:, None])
+    mask = batch.mask & (torch.arange(3) != 2)[:, None]
+    batch = replace(batch, mask=mask, token_rewards=batch.token_rewards * mask)
 
     objective, gradient = evaluate(recipe, batch)
     broken = torch.where(torch.arange(3) == 2, math.nan, batch.advantages)
@@ -101,7 +110,7 @@ def test_the_order_of_trajectories_changes_nothing(
 @given(seed=seeds, cut=st.integers(1, 5))
 def test_micro_batches_add_up_to_the_batch(recipe: Recipe, seed: int, cut: int) -> None:
     batch = make_batch(seed, rows=6, density=0.95)
-    whole = count_denominators(batch.mask, max_tokens=8)
+    whole = denominators_of(batch)
     objective, gradient = evaluate(recipe, batch, whole)
 
     first, first_gradient = evaluate(recipe, batch.rows(list(range(cut))), whole)
@@ -112,11 +121,15 @@ def test_micro_batches_add_up_to_the_batch(recipe: Recipe, seed: int, cut: int) 
     assert_same_sums(objective.sums, add_sums(first.sums, last.sums))
 
 
-@every_recipe
+@pytest.mark.parametrize(
+    "recipe", [recipe for recipe in EVERY_RECIPE if has_identity(recipe)], ids=recipe_label
+)
 @quick
 @given(seed=seeds)
 def test_ratios_of_one_make_every_correction_the_identity(recipe: Recipe, seed: int) -> None:
     batch = make_batch(seed, spread=0.0)
+    # Lag alone is no reason to reject by ratio; max_lag is tested by itself.
+    batch = replace(batch, lag=torch.zeros_like(batch.lag), keep=torch.ones_like(batch.keep))
     objective, gradient = evaluate(recipe, batch)
     plain = replace(
         resolve("none", {}, max_lag_versions=0, group_size=2), aggregation=recipe.aggregation

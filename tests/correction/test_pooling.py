@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from correction.aggregation import count_denominators
 from correction.composition import Recipe
 from correction.objective import add_sums, summarise
 from correction.pooling import BUCKET_ENDS_VERSIONS, LAG_BUCKETS, MAX_PREFIX
 from correction.recipes import resolve
-from tests.correction.micro_batches import EVERY_RECIPE, MicroBatch, make_batch, objective_of
+from tests.correction.micro_batches import (
+    EVERY_RECIPE,
+    MicroBatch,
+    denominators_of,
+    make_batch,
+    objective_of,
+)
 
 DECOUPLED = resolve("decoupled_ppo", {"weight.high": 1.3}, max_lag_versions=20, group_size=2)
 BAND = resolve(
@@ -145,8 +151,7 @@ def test_engine_mismatch_is_told_apart_from_lag() -> None:
     batch = make_batch(1, rows=2, columns=4, density=1.1)
     batch.lag[:] = torch.tensor([[0], [2]])
     gap = torch.tensor([[0.01], [0.5]], dtype=torch.float64).expand(2, 4)
-    shifted = MicroBatch(batch.target, batch.behaviour - gap, batch.behaviour, batch.mask,
-                         batch.lag, batch.turns, batch.advantages)  # fmt: skip
+    shifted = replace(batch, proximal=batch.behaviour - gap)
     metrics = metrics_of(DECOUPLED, shifted)
     assert metrics["mismatch_tokens"] == metrics["lagged_tokens"] == 4.0
     assert metrics["mismatch_kl_k1"] == pytest.approx(0.01)
@@ -169,7 +174,7 @@ def test_bypass_measures_the_target_policy_against_the_behaviour() -> None:
 @pytest.mark.parametrize("recipe", EVERY_RECIPE[:5], ids=lambda recipe: recipe.name)
 def test_metrics_are_pooled_and_not_a_mean_of_means(recipe: Recipe) -> None:
     batch = make_batch(9, rows=4, columns=6)
-    whole = count_denominators(batch.mask, max_tokens=8)
+    whole = denominators_of(batch)
     parts = [objective_of(recipe, batch.rows(rows), whole).sums for rows in ([0], [1, 2, 3])]
     plain = [{key: value.item() for key, value in part.items()} for part in parts]
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from correction.composition import Recipe
-from correction.surrogate_parts import Gspo, PpoClip
+from correction.surrogate_parts import Cispo, CrossEntropy, Gspo, PpoClip, Sapo
 from correction.weight_parts import ProximalBehaviourWeight
 
 Matrix = list[list[float]]
@@ -23,6 +23,7 @@ class SlowBatch:
     proximal: Matrix
     behaviour: Matrix
     mask: list[list[bool]]
+    lag: list[list[int]]
     turns: list[list[int]]
     advantages: list[float]
     action_tokens: int
@@ -32,6 +33,14 @@ class SlowBatch:
     def places(self, row: int) -> list[int]:
         """Columns of the action tokens of a row."""
         return [t for t, true in enumerate(self.mask[row]) if true]
+
+
+def is_known(recipe: Recipe) -> bool:
+    """Whether the definitions here cover the whole recipe; other parts have their own tests."""
+    plain = not (recipe.trust or recipe.penalties) and recipe.critic.kind == "none"
+    surrogates = ("ppo_clip", "gspo", "cispo", "sapo", "reinforce", "cross_entropy")
+    traced = recipe.advantage.kind == "vtrace"
+    return plain and not traced and recipe.surrogate.kind in surrogates
 
 
 def clamped_exp(log: float) -> float:
@@ -47,7 +56,12 @@ def unit_log_ratio(logs: dict[int, float], turns: list[int], t: int, level: str)
     return total / len(unit) if level.endswith("geometric") else total
 
 
-def bounded(ratio: float, bound: str, low: float, high: float) -> float:
+def bounded(ratio: float, bound: str, low: float, high: float, a: float) -> float:
+    if bound == "topr":
+        return 1.0 if a > 0 else min(ratio, 1.0)
+    if bound == "vespo":
+        k, rate = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
+        return ratio**k * math.exp(rate * (1.0 - ratio)) if ratio < 500.0 else 0.0
     if bound == "truncate":
         return min(ratio, high)
     if bound == "clip":
@@ -68,16 +82,32 @@ def clipped_loss(log: float, a: float, low: float, high: float, dual: float) -> 
     return loss, slope
 
 
+def anchor_of(recipe: Recipe, batch: SlowBatch) -> Matrix:
+    """Log prox of every place."""
+    kind = recipe.proximal.value
+    if kind == "recompute":
+        return batch.proximal
+    if kind == "behaviour":
+        return batch.behaviour
+    anchor = [list(row) for row in batch.behaviour]
+    for row, lags in enumerate(batch.lag):
+        for t in batch.places(row):
+            alpha = (lags[t] - 1) / lags[t] if lags[t] > 0 else 0.0
+            mu = batch.behaviour[row][t]
+            anchor[row][t] = mu + alpha * (batch.target[row][t] - mu)
+    return anchor
+
+
 def weights(recipe: Recipe, batch: SlowBatch, row: int) -> dict[int, float]:
     """Bounded weight of every action token of a row."""
     places, part = batch.places(row), recipe.weight
     if not isinstance(part, ProximalBehaviourWeight):
         return dict.fromkeys(places, 1.0)
-    upper = batch.target if part.kind == "target_behaviour" else batch.proximal
+    upper = batch.target if part.kind == "target_behaviour" else anchor_of(recipe, batch)
     logs = {t: upper[row][t] - batch.behaviour[row][t] for t in places}
     units = {t: unit_log_ratio(logs, batch.turns[row], t, part.level.value) for t in places}
     return {
-        t: bounded(clamped_exp(log), part.bound.value, part.low, part.high)
+        t: bounded(clamped_exp(log), part.bound.value, part.low, part.high, batch.advantages[row])
         for t, log in units.items()
     }
 
@@ -85,7 +115,7 @@ def weights(recipe: Recipe, batch: SlowBatch, row: int) -> dict[int, float]:
 def token_losses(recipe: Recipe, batch: SlowBatch, row: int) -> dict[int, tuple[float, float]]:
     """Loss of every action token, and its derivative in the log of its own unit's ratio."""
     a, places = batch.advantages[row], batch.places(row)
-    anchor = batch.behaviour if recipe.proximal.value == "behaviour" else batch.proximal
+    anchor = anchor_of(recipe, batch)
     logs = {t: batch.target[row][t] - anchor[row][t] for t in places}
     part = recipe.surrogate
     if isinstance(part, PpoClip):
@@ -95,7 +125,25 @@ def token_losses(recipe: Recipe, batch: SlowBatch, row: int) -> dict[int, tuple[
         mean = math.fsum(logs.values()) / len(logs)
         loss = clipped_loss(mean, a, part.clip_low, part.clip_high, 0.0)
         return dict.fromkeys(places, loss)
+    if isinstance(part, Cispo):
+        low = 0.0 if part.clip_low >= 1 else 1 - part.clip_low
+        cut = {t: min(max(clamped_exp(logs[t]), low), 1 + part.clip_high) for t in places}
+        return {t: (-cut[t] * a * batch.target[row][t], -cut[t] * a) for t in places}
+    if isinstance(part, Sapo):
+        return {t: sapo_loss(logs[t], a, part) for t in places}
+    if isinstance(part, CrossEntropy):
+        return {t: (-batch.target[row][t], -1.0) for t in places}
     return {t: (-a * batch.target[row][t], -a) for t in places}
+
+
+def sapo_loss(log: float, a: float, part: Sapo) -> tuple[float, float]:
+    """A gate 4 sigmoid(tau (r - 1)) / tau in place of the ratio, and its derivative in log r."""
+    tau = part.temperature_positive if a > 0 else part.temperature_negative
+    ratio = clamped_exp(log)
+    x = tau * (ratio - 1)
+    gate = 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+    slope = 4 * gate * (1 - gate) * ratio if abs(log) <= 20.0 else 0.0
+    return -a * 4 * gate / tau, -a * slope
 
 
 def token_share(recipe: Recipe, batch: SlowBatch, row: int) -> float:

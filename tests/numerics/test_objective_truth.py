@@ -7,19 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from correction.aggregation import Denominators, count_denominators
+from correction.aggregation import Denominators
 from correction.composition import Recipe
 from tests.correction.micro_batches import (
     EVERY_RECIPE,
     MicroBatch,
+    denominators_of,
     evaluate,
     make_batch,
     objective_of,
     recipe_label,
 )
-from tests.numerics.slow_truth import SlowBatch, loss_and_gradient
+from tests.numerics.slow_truth import SlowBatch, is_known, loss_and_gradient
 
-every_recipe = pytest.mark.parametrize("recipe", EVERY_RECIPE, ids=recipe_label)
+SLOW_RECIPES = [recipe for recipe in EVERY_RECIPE if is_known(recipe)]
+every_recipe = pytest.mark.parametrize("recipe", SLOW_RECIPES, ids=recipe_label)
 
 
 def slow(batch: MicroBatch, denominators: Denominators) -> SlowBatch:
@@ -28,6 +30,7 @@ def slow(batch: MicroBatch, denominators: Denominators) -> SlowBatch:
         batch.proximal.tolist(),
         batch.behaviour.tolist(),
         batch.mask.tolist(),
+        batch.lag.tolist(),
         batch.turns.tolist(),
         batch.advantages.tolist(),
         denominators.action_tokens,
@@ -37,7 +40,7 @@ def slow(batch: MicroBatch, denominators: Denominators) -> SlowBatch:
 
 
 @every_recipe
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     rows=st.integers(1, 5),
@@ -48,7 +51,7 @@ def test_loss_and_gradient_equal_the_slow_truth(
     recipe: Recipe, seed: int, rows: int, columns: int, spread: float
 ) -> None:
     batch = make_batch(seed, rows, columns, spread)
-    denominators = count_denominators(batch.mask, max_tokens=8)
+    denominators = denominators_of(batch)
 
     objective, gradient = evaluate(recipe, batch, denominators)
     loss, slow_gradient = loss_and_gradient(recipe, slow(batch, denominators))
@@ -63,7 +66,7 @@ def test_loss_and_gradient_equal_the_slow_truth(
 @pytest.mark.parametrize("seed", range(5))
 def test_float32_is_close_to_the_slow_truth(recipe: Recipe, seed: int) -> None:
     batch = make_batch(seed, spread=0.2)
-    denominators = count_denominators(batch.mask, max_tokens=8)
+    denominators = denominators_of(batch)
     narrow = batch.to(torch.float32)
     loss, slow_gradient = loss_and_gradient(recipe, slow(narrow, denominators))
 
@@ -77,8 +80,14 @@ def test_float32_is_close_to_the_slow_truth(recipe: Recipe, seed: int) -> None:
 
 @pytest.mark.parametrize(
     "recipe",
-    # Under target_behaviour the detached weight moves with theta: the gradient is not the loss's.
-    [recipe for recipe in EVERY_RECIPE if recipe.weight.kind != "target_behaviour"],
+    # A detached factor that moves with theta makes the gradient another one than the loss's.
+    [
+        recipe
+        for recipe in SLOW_RECIPES
+        if recipe.weight.kind != "target_behaviour"
+        and recipe.surrogate.kind != "cispo"
+        and recipe.proximal.value != "log_linear"
+    ],
     ids=recipe_label,
 )
 def test_the_gradient_is_the_derivative_of_the_loss(recipe: Recipe) -> None:

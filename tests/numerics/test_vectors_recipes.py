@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from correction.aggregation import Denominators
-from correction.objective import Objective, policy_objective, summarise
+from correction.objective import Objective, PolicyInputs, Prepared, policy_objective, summarise
 from correction.recipes import resolve
 from tests.numerics.golden_vectors import DTYPES, VECTORS, FixtureF, assert_golden
 
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 WHOLE = Denominators(action_tokens=5, trajectories=2, max_tokens=4)
 UNBOUNDED = {"weight.bound": "none"}
+PLAIN = {"weight": "none"}
+"""PPO(theta/prox) and nothing else."""
 
 
 def evaluate(
@@ -23,19 +25,25 @@ def evaluate(
     recipe = resolve(name, overrides, max_lag_versions=0, group_size=2)
     f = FixtureF(dtype)
     target = f.target.clone().requires_grad_()
-    objective = policy_objective(
-        recipe,
+    inputs = PolicyInputs(
         target_logprobs=target,
         proximal_logprobs=f.proximal,
         behaviour_logprobs=f.behaviour,
-        advantages=f.advantages,
-        action_mask=f.mask,
         lag_versions=f.lag,
         turn_ids=f.turns,
-        denominators=WHOLE,
     )
+    objective = policy_objective(recipe, inputs, prepared_of(f.advantages, f.mask), WHOLE)
     (gradient,) = torch.autograd.grad(objective.loss, target)
     return objective, gradient
+
+
+def prepared_of(advantages: torch.Tensor, mask: torch.Tensor) -> Prepared:
+    return Prepared(
+        action_mask=mask,
+        advantages=torch.where(mask, advantages[:, None], 0.0),
+        token_rewards=torch.zeros(mask.shape, dtype=advantages.dtype),
+        truncated=torch.zeros(len(mask), dtype=torch.bool),
+    )
 
 
 def metrics_of(objective: Objective) -> dict[str, float]:
@@ -55,7 +63,7 @@ def metrics_of(objective: Objective) -> dict[str, float]:
 )
 def test_ppo_clip_under_every_aggregation(dtype: torch.dtype, aggregation: str, name: str) -> None:
     vector = VECTORS["F.ppo_clip_0.2"]
-    objective, gradient = evaluate("grpo_on_policy", {"aggregation": aggregation}, dtype)
+    objective, gradient = evaluate("decoupled_ppo", PLAIN | {"aggregation": aggregation}, dtype)
 
     assert_golden(objective.loss, vector["agg"][name])
     if aggregation == "token_sum":
@@ -65,7 +73,7 @@ def test_ppo_clip_under_every_aggregation(dtype: torch.dtype, aggregation: str, 
 @both_dtypes
 def test_clip_fractions_by_side_and_sign(dtype: torch.dtype) -> None:
     vector = VECTORS["F.ppo_clip_0.2"]
-    metrics = metrics_of(evaluate("grpo_on_policy", {}, dtype)[0])
+    metrics = metrics_of(evaluate("decoupled_ppo", PLAIN, dtype)[0])
 
     assert metrics["clip_fraction_high_positive"] == pytest.approx(vector["clipfrac_high_pos"])
     assert metrics["clip_fraction_low_negative"] == pytest.approx(vector["clipfrac_low_neg"])
@@ -87,8 +95,8 @@ def test_bypass(dtype: torch.dtype) -> None:
 
 @both_dtypes
 def test_clip_higher(dtype: torch.dtype) -> None:
-    overrides = {"aggregation": "token_mean", "surrogate.clip_high": 0.28}
-    objective, _ = evaluate("grpo_on_policy", overrides, dtype)
+    overrides = PLAIN | {"surrogate.clip_high": 0.28}
+    objective, _ = evaluate("decoupled_ppo", overrides, dtype)
 
     assert_golden(objective.loss, VECTORS["F.dapo_clip_higher_.2_.28"]["token_mean"])
 
@@ -180,17 +188,16 @@ def test_divergences_of_one_token(row: list[float]) -> None:
     """The table's theta sampled the token (our mu), its reference is our learner."""
     sampled_by, other, _, k1, _, k3, *_ = row
     log = torch.tensor([[other]], dtype=torch.float64).log()
-    objective = policy_objective(
-        resolve("decoupled_ppo", {}, max_lag_versions=4, group_size=2),
+    inputs = PolicyInputs(
         target_logprobs=log,
         proximal_logprobs=log,
         behaviour_logprobs=torch.tensor([[sampled_by]], dtype=torch.float64).log(),
-        advantages=torch.ones(1, dtype=torch.float64),
-        action_mask=torch.ones(1, 1, dtype=torch.bool),
         lag_versions=torch.full((1, 1), 3),
         turn_ids=torch.zeros(1, 1, dtype=torch.int64),
-        denominators=Denominators(1, 1, 1),
     )
+    recipe = resolve("decoupled_ppo", {}, max_lag_versions=4, group_size=2)
+    alone = torch.ones(1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
+    objective = policy_objective(recipe, inputs, prepared_of(*alone), Denominators(1, 1, 1))
     metrics = metrics_of(objective)
 
     assert metrics["kl_k1_mu_learner@lag=3-4"] == pytest.approx(k1, abs=1e-9)

@@ -1,0 +1,55 @@
+"""What a learner step needs of the model in training, on one rank."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from learner.batch import MicroBatch
+from learner.forward import ForwardNeeds, ForwardOutputs
+from learner.reports import StepOutcome
+
+
+class PolicyEngine(Protocol):
+    """A policy, perhaps with a critic and a frozen reference beside it."""
+
+    @property
+    def rank(self) -> int:
+        """Place in the group, from 0."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def forward(self, micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
+        """Outputs of the policy in training, on the CPU, with a graph. All ranks."""
+        ...
+
+    def score(self, micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
+        """The same without a graph. All ranks."""
+        ...
+
+    def reference(self, micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
+        """Outputs of the frozen reference policy, without a graph. All ranks."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this rank's share of the global loss. All ranks."""
+        ...
+
+    def cross_entropy(self, token_ids: Tensor) -> tuple[Tensor, int]:
+        """Summed -log p of all but the first token of each row [B, T], and their count; with a
+        graph. All ranks."""
+        ...
+
+    def step(self, rate_factor: float = 1.0) -> StepOutcome:
+        """Apply the accumulated gradient at the scheduled rate x `rate_factor`, or refuse it. All
+        ranks."""
+        ...
+
+    def gather_over_ranks(self, values: Tensor) -> list[Tensor]:
+        """The same-shaped tensor of every rank, in order of rank. All ranks."""
+        ...
