@@ -27,14 +27,14 @@ class Ours:
 
         self._engine = await VllmEngine.create(settings, PolicyVersion(0, 0))
 
-    async def burst(self, number: int) -> float:
+    async def burst(self, number: int, head_tokens: int = 0) -> float:
         """Tokens a second over all requests at once."""
         import asyncio
 
         from actors.engine import GenerationRequest
         from actors.trajectory.record import SamplingParameters
 
-        sampling = SamplingParameters(0.7, TOKENS, ())
+        sampling = SamplingParameters(0.7, TOKENS, (), head_tokens)
         began = time.perf_counter()
         done = await asyncio.gather(
             *(

@@ -6,13 +6,13 @@ The mathematics is in `trust`. A rejected token has weight 0 and stays in the de
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 from torch import Tensor
 
 from correction import trust
 from correction.checks import require_parameter
+from correction.trust import LagUnit, Reduction
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -44,13 +44,6 @@ class TrustMask:
         raise NotImplementedError
 
 
-class LagUnit(StrEnum):
-    """What is rejected when a token's lag is too large."""
-
-    TOKEN = "token"
-    TRAJECTORY = "trajectory"
-
-
 @dataclass(frozen=True, slots=True)
 class MaxLag(TrustMask):
     """Rejects what lags by more than max_lag_versions, below what the run admits."""
@@ -69,7 +62,7 @@ class MaxLag(TrustMask):
             inputs.lag_versions,
             inputs.mask,
             max_lag_versions=self.max_lag_versions,
-            unit=self.unit.value,
+            unit=self.unit,
         )
 
 
@@ -90,14 +83,6 @@ class GeometricBand(TrustMask):
         return trust.geometric_band(inputs.to_behaviour, inputs.mask, low=self.low, high=self.high)
 
 
-class Reduction(StrEnum):
-    """How a trajectory's token divergences become one number."""
-
-    MEAN = "mean"
-    SUM = "sum"
-    MAX = "max"
-
-
 @dataclass(frozen=True, slots=True)
 class K3Limit(TrustMask):
     """Rejects a trajectory whose k3 of mu and the learner, mean, sum or largest, is over limit."""
@@ -112,7 +97,7 @@ class K3Limit(TrustMask):
     def __call__(self, inputs: TrustInputs) -> Tensor:
         """Bool [B, T], equal within a trajectory."""
         return trust.k3_limit(
-            inputs.to_behaviour, inputs.mask, limit=self.limit, reduction=self.reduction.value
+            inputs.to_behaviour, inputs.mask, limit=self.limit, reduction=self.reduction
         )
 
 
@@ -129,7 +114,7 @@ class Trm(TrustMask):
     def __call__(self, inputs: TrustInputs) -> Tensor:
         """Bool [B, T], equal within a trajectory."""
         return trust.k3_limit(
-            inputs.to_behaviour, inputs.mask, limit=self.limit, reduction=Reduction.MAX.value
+            inputs.to_behaviour, inputs.mask, limit=self.limit, reduction=Reduction.MAX
         )
 
 

@@ -10,6 +10,7 @@ computed from all of it, whatever the split.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,8 +146,8 @@ class MicroBatch:
 def assemble(groups: Sequence[TrajectoryGroup]) -> LearnerBatch:
     """All surviving trajectories of the groups as one batch.
 
-    Raises InputError for no groups, or for a trajectory that starts with a sampled token: nothing
-    precedes it, so no logits of the learner speak about it.
+    Raises InputError for no groups, for heads of different sizes, or for a trajectory that starts
+    with a sampled token: nothing precedes it, so no logits of the learner speak about it.
     """
     rows = [
         TrajectoryRow(
@@ -162,6 +163,8 @@ def assemble(groups: Sequence[TrajectoryGroup]) -> LearnerBatch:
     ]
     if not rows:
         raise InputError("groups: a batch needs at least one trajectory")
+    if len({row.tokens.head_tokens for row in rows}) > 1:
+        raise InputError("groups: all trajectories of a batch need heads of one size, or none")
     for row in rows:
         if row.tokens.action_mask[0]:
             raise InputError("groups: a trajectory must start with an observed token")
@@ -240,7 +243,20 @@ def collate(batch: LearnerBatch, rows: Sequence[int], learner_step: int) -> Micr
         row_index=torch.tensor(chosen, dtype=torch.int64),
         temperature=torch.tensor([row.temperature for row in picked], dtype=torch.float32),
         filler=not rows,
+        **_heads(picked),
     )
+
+
+def _heads(picked: Sequence[TrajectoryRow]) -> dict[str, Tensor]:
+    """The fields of the heads, where the engines were asked for some."""
+    ids = [row.tokens.head_ids for row in picked if row.tokens.head_ids is not None]
+    logprobs = [row.tokens.head_logprobs for row in picked if row.tokens.head_logprobs is not None]
+    if not ids:
+        return {}
+    return {
+        "head_ids": _padded(ids, -1, torch.int64),
+        "head_behaviour_logprobs": _padded(logprobs, -math.inf, torch.float32),
+    }
 
 
 def _prompt_mask(row: TrajectoryRow) -> Bool:
@@ -251,7 +267,7 @@ def _prompt_mask(row: TrajectoryRow) -> Bool:
 
 def _padded(arrays: Sequence[np.ndarray], fill: float, dtype: torch.dtype) -> Tensor:
     longest = max(len(array) for array in arrays)
-    result = torch.full((len(arrays), longest), fill, dtype=dtype)
+    result = torch.full((len(arrays), longest, *arrays[0].shape[1:]), fill, dtype=dtype)
     for row, array in enumerate(arrays):
         result[row, : len(array)] = torch.from_numpy(array.copy())
     return result

@@ -194,6 +194,11 @@ class FlatTokens:
     head_ids: Int32 | None = None
     head_logprobs: Float32 | None = None
 
+    @property
+    def head_tokens(self) -> int:
+        """K of the heads; 0 without."""
+        return 0 if self.head_ids is None else self.head_ids.shape[1]
+
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:

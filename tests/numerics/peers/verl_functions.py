@@ -126,3 +126,14 @@ def policy_loss(
     )
     assert isinstance(loss, torch.Tensor)
     return loss
+
+
+def whitening(values: Tensor) -> Tensor:
+    """verl's masked_whiten of what is not masked, [n]: how its epsilons move ours.
+
+    (x - mean) / sqrt(unbiased variance + 1e-8), with n + 1e-8 in both means.
+    """
+    count = values.numel()
+    mean = values.sum() / (count + 1e-8)
+    variance = (values - mean).square().sum() / (count + 1e-8) * count / (count - 1)
+    return (values - mean) * torch.rsqrt(variance + 1e-8)
