@@ -6,7 +6,7 @@ refused when the Recipe is made (`combination_rules`), with the reason and the w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from correction.aggregation import Aggregation
@@ -49,12 +49,12 @@ class Recipe:
     surrogate: PolicySurrogate
     aggregation: Aggregation
     proximal: Proximal = Proximal.BEHAVIOUR
-    weight: Weight = NoWeight()
+    weight: Weight = field(default_factory=NoWeight)
     trust: tuple[TrustMask, ...] = ()
     penalties: tuple[Penalty, ...] = ()
     shaping: tuple[Shaping, ...] = ()
-    critic: Critic = NoCritic()
-    control: Control = NoControl()
+    critic: Critic = field(default_factory=NoCritic)
+    control: Control = field(default_factory=NoControl)
     group_filter: GroupFilter = GroupFilter.NONE
     allow_no_correction: bool = False
     experimental: str = ""
@@ -66,6 +66,15 @@ class Recipe:
     def parts(self) -> dict[str, Part | tuple[Part, ...]]:
         """What stands in every slot, in the order of `parts`."""
         return {slot: getattr(self, slot) for slot in (*PARTS, *SEVERAL)}
+
+    @property
+    def standing(self) -> tuple[tuple[str, Part], ...]:
+        """Every part with its slot."""
+        return tuple(
+            (slot, part)
+            for slot, held in self.parts.items()
+            for part in (held if isinstance(held, tuple) else (held,))
+        )
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -60,7 +60,7 @@ class NoControl:
 
 @dataclass(frozen=True, slots=True)
 class EssLearningRate:
-    """Learning rate x min(1, ESS ratio / base_ratio)^power, of the raw trajectory weights (VCPO)."""
+    """Learning rate x min(1, ESS ratio / base_ratio)^power, of raw trajectory ratios (VCPO)."""
 
     base_ratio: float = 1.0
     power: float = 0.5

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class Prepared:
 
     def rows(self, index: Tensor, columns: int) -> Prepared:
         """The rows `index` [B] int64, cut to their first `columns` places."""
-        changes = {
+        changes: dict[str, Any] = {
             entry.name: _cut(getattr(self, entry.name), index, columns)
             for entry in fields(self)
             if isinstance(getattr(self, entry.name), Tensor)

@@ -14,7 +14,7 @@ from correction.catalogue_signal import SIGNAL_RECIPES
 from correction.composition import Recipe
 from correction.errors import RecipeError
 from correction.overrides import apply_overrides, flatten
-from correction.parts import Part, kind_of, parameters_of
+from correction.parts import SEVERAL, Part, kind_of, parameters_of
 
 __all__ = ["DEFAULT_RECIPE", "RECIPES", "Recipe", "describe", "resolve"]
 
@@ -55,11 +55,9 @@ def describe(recipe: Recipe) -> str:
     Slots that hold nothing are left out.
     """
     lines = [f"recipe        {recipe.name}"]
-    for slot, standing in recipe.parts.items():
-        several = isinstance(standing, tuple)
-        for part in standing if isinstance(standing, tuple) else (standing,):
-            if several or kind_of(part) != "none" or slot == "weight":
-                lines.append(f"{slot:<13} {_told(part)}")
+    for slot, part in recipe.standing:
+        if slot in SEVERAL or slot == "weight" or kind_of(part) != "none":
+            lines.append(f"{slot:<13} {_told(part)}")
     lines.append(f"needs         {', '.join(sorted(recipe.needs)) or 'nothing beyond mu'}")
     lines.append(f"corrects lag  {'yes' if recipe.corrects_lag else 'no'}")
     if recipe.experimental:

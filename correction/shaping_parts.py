@@ -1,4 +1,4 @@
-"""The shaping slot: what is done about answers that are too long. The mathematics is in `shaping`."""
+"""The shaping slot: what is done about overlong answers. The mathematics is in `shaping`."""
 
 from __future__ import annotations
 

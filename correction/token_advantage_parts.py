@@ -40,6 +40,10 @@ class TokenAdvantage:
         """What the estimator cannot do without."""
         return frozenset()
 
+    def __call__(self, view: BatchView, token_rewards: Tensor) -> Advantages:
+        """Advantages of a batch. token_rewards: [N, T], what the view's rewards are the sums of."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True)
 class ReinforcePp(TokenAdvantage):

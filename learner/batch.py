@@ -260,7 +260,7 @@ def _heads(picked: Sequence[TrajectoryRow]) -> dict[str, Tensor]:
 
 
 def _prompt_mask(row: TrajectoryRow) -> Bool:
-    observed = np.cumsum(row.tokens.action_mask) == 0
+    observed: Bool = np.cumsum(row.tokens.action_mask) == 0
     observed[0] = False
     return observed
 

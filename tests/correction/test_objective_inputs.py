@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,8 @@ def test_what_was_prepared_is_checked_as_well(name: str) -> None:
         (values[:-1], f"{name}: expected shape"),
         (values.long(), f"{name}: expected a floating-point dtype"),
     ):
-        prepared = replace(good, **{name: wrong})
+        changes: dict[str, Any] = {name: wrong}
+        prepared = replace(good, **changes)
         with pytest.raises(InputError, match=message):
             policy_objective(RECIPE, inputs_of(RECIPE, batch), prepared, Denominators(24, 4, 8))
 
@@ -138,7 +140,7 @@ def without_scores(recipe: Recipe) -> torch.Tensor:
 
 
 def test_missing_proximal_scores_are_refused_where_they_are_needed() -> None:
-    with pytest.raises(InputError, match="proximal_logprobs: this recipe needs"):
+    with pytest.raises(InputError, match="proximal_logprobs: missing, proximal = recompute needs"):
         without_scores(RECIPE)
 
 

@@ -164,8 +164,7 @@ def test_gspo_is_ppo_on_answers_of_one_token(seed: int) -> None:
     batch = make_batch(seed, columns=1)
     clip = {"surrogate.clip_low": 0.1, "surrogate.clip_high": 0.1}
     gspo = resolve("gspo", clip, max_lag_versions=4, group_size=2)
-    ppo = resolve("decoupled_ppo", clip | {"surrogate.dual_clip": 0}, max_lag_versions=4,
-                  group_size=2)  # fmt: skip
+    ppo = resolve("tis", clip | {"surrogate.dual_clip": 0}, max_lag_versions=4, group_size=2)
 
     left, left_gradient = evaluate(gspo, batch)
     right, right_gradient = evaluate(ppo, batch)
