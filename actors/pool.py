@@ -82,6 +82,7 @@ class RolloutActor:
             queue=queue,
             roll_group=self._roll_group,
             groups_in_flight=self._settings.groups_in_flight,
+            group_filter=self._settings.group_filter,
         )
         self._running = asyncio.create_task(self._loop.run())
 

@@ -2,7 +2,8 @@
 
 Contract
     consumes    grants of the task queue
-    produces    encoded trajectory groups, one put a grant, whatever happened to its members
+    produces    encoded trajectory groups, one put a grant, whatever happened to its members; of
+                a group that the group filter drops, its account
     waits for   a group to finish, a swap (`wake`), or `idle_poll_s`
     woken by    `wake` (after a swap more may be admitted), `stop`
     invariants  at most `groups_in_flight` groups run at once; a grant ends in exactly one put
@@ -20,11 +21,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from actors.engine import Engine
+from actors.group_filtering import filtered
 from actors.rollout_group import all_identical, without_survivors
 from actors.task_queue import Grant, PutOutcome, TaskQueue
 from actors.trajectory.codec import encode_group
 from actors.trajectory.record import DropReason, TrajectoryGroup
 from correction.errors import TrajectoryError
+from correction.group_filter import GroupFilter
 
 RollGroup = Callable[[Grant], Awaitable[TrajectoryGroup]]
 """Rolls out one granted group; failures of members are inside the group it returns."""
@@ -56,6 +59,7 @@ class RolloutLoop:
         queue: TaskQueue,
         roll_group: RollGroup,
         groups_in_flight: int,
+        group_filter: GroupFilter = GroupFilter.NONE,
         idle_poll_s: float = 0.02,
         full_retry_s: float = 0.1,
     ) -> None:
@@ -65,6 +69,7 @@ class RolloutLoop:
         self._queue = queue
         self._roll_group = roll_group
         self._groups_in_flight = groups_in_flight
+        self._group_filter = group_filter
         self._idle_poll_s = idle_poll_s
         self._full_retry_s = full_retry_s
         self._running: set[asyncio.Task[None]] = set()
@@ -134,7 +139,7 @@ class RolloutLoop:
         for trajectory in group.trajectories:
             self.counters.tool_calls += trajectory.tool_calls
             self.counters.environment_s += trajectory.environment_s
-        await self._put(grant.group_id, _encoded(group))
+        await self._put(grant.group_id, _encoded(filtered(group, self._group_filter)))
 
     async def _put(self, group_id: str, payload: bytes) -> None:
         """Until the queue has taken it, or has refused and counted it as invalid."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from actors.rollout import RolloutLimits
 from actors.vllm_settings import VllmSettings
+from correction.group_filter import GroupFilter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,7 @@ class ActorSettings:
     """One rollout actor.
 
     groups_in_flight: groups that run at once; more of them hide tool time, and all of them
-    count against the lag bound.
+    count against the lag bound. group_filter: which finished groups are worth training on.
     """
 
     name: str
@@ -26,3 +27,4 @@ class ActorSettings:
     max_turn_tokens: int
     limits: RolloutLimits
     groups_in_flight: int
+    group_filter: GroupFilter = GroupFilter.NONE

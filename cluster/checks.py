@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from cluster.derived import needed_resources, queue_groups
+from cluster.derived import group_bytes, needed_resources, queue_groups
 from correction.errors import ConfigError, RecipeError
 from learner.schedule import most_versions
 
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from correction.recipes import Recipe
 
 Problem = str | None
-
-_BYTES_PER_TOKEN = 8
-"""On the wire: a sampled token has an id and a logprob, four bytes each."""
-_BYTES_PER_GROUP = 8 * 1024
-"""On the wire: schema and description of a group."""
 
 
 def check_config(config: RunConfig) -> None:
@@ -117,7 +112,7 @@ def _queue_holds_the_bytes(config: RunConfig) -> Problem:
     if _reuse_within_lag(config):
         return None
     tokens = config.rollout.group_size * config.engine.max_context_tokens
-    needed = queue_groups(config) * (tokens * _BYTES_PER_TOKEN + _BYTES_PER_GROUP)
+    needed = queue_groups(config) * group_bytes(config)
     if config.queue.max_bytes >= needed:
         return None
     return (

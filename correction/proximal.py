@@ -23,6 +23,7 @@ from correction.checks import (
     require_shape,
     require_tokens,
 )
+from correction.errors import InputError
 from correction.masks import fill_masked
 from correction.ratios import log_ratio, working_dtype
 
@@ -53,8 +54,11 @@ def proximal_anchor(
     if proximal is Proximal.BEHAVIOUR:
         return behaviour_logprobs.detach()
     if proximal is Proximal.RECOMPUTE:
-        kept = require_given("proximal_logprobs", recomputed_logprobs, "proximal = recompute")
-        return kept.detach()
+        if recomputed_logprobs is None:
+            raise InputError(
+                "proximal_logprobs: this recipe needs the learner's own scores, got None"
+            )
+        return recomputed_logprobs.detach()
     needed_by = "proximal = log_linear"
     return loglinear_proximal(
         require_given("target_logprobs", target_logprobs, needed_by),

@@ -26,4 +26,4 @@ def ess_learning_rate_factor(ess_ratio: float, *, base_ratio: float, power: floa
     require_argument(share, "ess_ratio", "a number in [0, 1]", ess_ratio)
     require_argument(0 < base_ratio <= 1, "base_ratio", "a number in (0, 1]", base_ratio)
     require_argument(0 < power < math.inf, "power", "a finite number above 0", power)
-    return min(1.0, ess_ratio / base_ratio) ** power
+    return math.pow(min(1.0, ess_ratio / base_ratio), power)

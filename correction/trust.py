@@ -168,8 +168,8 @@ def dppo_kl(
 ) -> Tensor:
     """As `dppo_tv`, with the binary KL(mu || theta) of the token, in nats, above limit >= 0.
 
-    Small probabilities may move less than under `dppo_tv`: 0.001 to 0.1 is a difference of 0.1
-    and a KL of 0.09, 0.5 to 0.6 the same difference and a KL of 0.02.
+    Unlike a difference it is strict with small probabilities: from 0.001 to 0.101 it is 0.10, from
+    0.5 to 0.6 it is 0.02.
     """
     _require_limit(limit)
     target = _wide_logprobs("target_logprobs", target_logprobs, mask)

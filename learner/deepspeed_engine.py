@@ -25,8 +25,15 @@ import torch
 from torch import Tensor
 
 from learner.batch import MicroBatch
-from learner.logprobs import PolicyLogprobs
-from learner.optimiser import GuardedAdamW, learning_rate_at, parameter_groups
+from learner.critic import build_critic
+from learner.forward import (
+    ForwardNeeds,
+    ForwardOutputs,
+    PolicyForward,
+    RawOutputs,
+    forward_arguments,
+)
+from learner.optimiser import GuardedAdamW, parameter_groups, set_learning_rates
 from learner.policy_model import likely_ids, load_policy
 from learner.settings import LearnerSettings, RankPlace
 from learner.step import StepOutcome
@@ -51,13 +58,17 @@ class DeepSpeedEngine:
         deepspeed = _start_process_group(place, settings.timeout_s)
         model = load_policy(settings)
         self.canary_ids = likely_ids(model, settings.seed)
+        critic = build_critic(settings, model)
+        groups = parameter_groups(model, settings.optimiser)
+        if critic is not None:
+            groups += parameter_groups(critic, settings.optimiser, settings.critic.learning_rate)
         self._optimiser = GuardedAdamW(
-            parameter_groups(model, settings.optimiser),
+            groups,
             settings.optimiser,
             settings.optimiser.gradient_clip if settings.zero_stage == 0 else None,
         )
         self._engine, *_ = deepspeed.initialize(
-            model=PolicyLogprobs(model),
+            model=PolicyForward(model, critic),
             optimizer=self._optimiser,
             config=_configuration(settings, place.world_size),
             dist_init_required=False,
@@ -72,12 +83,29 @@ class DeepSpeedEngine:
 
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """Target logprobs of the sampled tokens, float32 [B, T], 0 elsewhere. All ranks."""
-        result: Tensor = self._engine(
-            micro.token_ids.to(self.device),
-            micro.action_mask.to(self.device),
-            micro.temperature.to(self.device),
-        )
-        return result
+        return self.forward(micro, ForwardNeeds()).logprobs
+
+    def forward(self, micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
+        """What is needed of the target policy and the critic, with a graph. All ranks.
+
+        Between two calls stands a `backward` of a loss that reaches the same outputs on every rank
+        (`ForwardOutputs.zero_loss` on a rank that has none). Raises InputError as PolicyForward.
+        """
+        raw: RawOutputs = self._engine(**forward_arguments(micro, needs, self.device))
+        return raw.on_cpu()
+
+    def score(self, micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
+        """The same numbers as `forward` without a graph. All ranks."""
+        with torch.no_grad():
+            return self.forward(micro, needs)
+
+    def cross_entropy(self, token_ids: Tensor) -> tuple[Tensor, int]:
+        """Summed -log theta of all tokens but the first of each row, with a graph; their number.
+
+        token_ids: int64 [B, T] without padding. At temperature 1. All ranks.
+        """
+        logprobs = self._score_all(token_ids)
+        return -logprobs.sum().cpu(), token_ids.numel() - len(token_ids)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this rank's share of the global loss. All ranks."""
@@ -85,9 +113,7 @@ class DeepSpeedEngine:
 
     def step(self) -> StepOutcome:
         """Reduce, clip and apply the accumulated gradient, or refuse it. All ranks."""
-        rate = learning_rate_at(self.settings.optimiser, self.applied_steps)
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
+        rate = set_learning_rates(self._optimiser, self.settings.optimiser, self.applied_steps)
         self._engine.step()
         applied = bool(self._engine.was_step_applied())
         self.applied_steps += applied
@@ -127,20 +153,25 @@ class DeepSpeedEngine:
             if name in persistent and buffer.is_floating_point():
                 yield name, buffer.detach().to("cpu", wanted)
 
-    def score(self, token_ids: Sequence[int]) -> list[float]:
+    def score_ids(self, token_ids: Sequence[int]) -> list[float]:
         """Logprobs at temperature 1 of token_ids[1:], each given its prefix. All ranks."""
-        ids = torch.tensor([list(token_ids)], dtype=torch.int64, device=self.device)
-        mask = torch.ones_like(ids, dtype=torch.bool)
-        mask[:, 0] = False
         with torch.no_grad():
-            result: Tensor = self._engine(ids, mask, torch.ones(1, device=self.device))
-        values: list[float] = result[0, 1:].tolist()
+            raw = self._score_all(torch.tensor([list(token_ids)], dtype=torch.int64))
+        values: list[float] = raw[0, 1:].tolist()
         return values
 
     def close(self) -> None:
         """Leave the process group. Idempotent."""
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+    def _score_all(self, token_ids: Tensor) -> Tensor:
+        """Logprobs [B, T] at temperature 1 of every token but the first of each row."""
+        mask = torch.ones_like(token_ids, dtype=torch.bool)
+        mask[:, 0] = False
+        arguments = (token_ids, mask, torch.ones(len(token_ids)))
+        raw: RawOutputs = self._engine(*(argument.to(self.device) for argument in arguments))
+        return raw.logprobs
 
     def _master(self, parameter: torch.nn.Parameter) -> Tensor:
         from deepspeed.utils import safe_get_full_fp32_param

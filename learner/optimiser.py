@@ -14,20 +14,34 @@ import torch
 
 from learner.settings import OptimiserSettings
 
+PEAK = "peak_learning_rate"
+"""Key of a parameter group: its peak learning rate, None for the settings' own."""
 
-def learning_rate_at(settings: OptimiserSettings, applied_steps: int) -> float:
+
+def learning_rate_at(
+    settings: OptimiserSettings, applied_steps: int, peak: float | None = None
+) -> float:
     """Learning rate of the optimiser step that follows `applied_steps` applied ones.
 
-    A function of applied steps only: a refused step does not move the schedule, and a checkpoint
-    needs no schedule state.
+    peak: another than the settings' own, for the same warm-up and decay. A function of applied
+    steps only: a refused step does not move the schedule, and a checkpoint needs no schedule state.
     """
-    peak = settings.learning_rate
+    peak = settings.learning_rate if peak is None else peak
     if applied_steps < settings.warmup_steps:
         return peak * (applied_steps + 1) / settings.warmup_steps
     if settings.decay_steps is None:
         return peak
     left = (settings.decay_steps - applied_steps) / (settings.decay_steps - settings.warmup_steps)
     return peak * max(0.0, left)
+
+
+def set_learning_rates(
+    optimiser: torch.optim.Optimizer, settings: OptimiserSettings, applied_steps: int
+) -> float:
+    """Set every group's rate for the coming step; returns the settings' own."""
+    for group in optimiser.param_groups:
+        group["lr"] = learning_rate_at(settings, applied_steps, group[PEAK])
+    return learning_rate_at(settings, applied_steps)
 
 
 class GuardedAdamW(torch.optim.AdamW):
@@ -74,13 +88,18 @@ class GuardedAdamW(torch.optim.AdamW):
         return not self.overflow
 
 
-def parameter_groups(model: torch.nn.Module, settings: OptimiserSettings) -> list[dict[str, Any]]:
-    """Matrices with weight decay, vectors (norms, biases) without; empty groups left out."""
+def parameter_groups(
+    model: torch.nn.Module, settings: OptimiserSettings, peak: float | None = None
+) -> list[dict[str, Any]]:
+    """Matrices with weight decay, vectors (norms, biases) without; empty groups left out.
+
+    peak: learning rate of this model where it is not that of the settings.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.dim() >= 2]
     vectors = [p for p in trained if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": settings.weight_decay, PEAK: peak},
+        {"params": vectors, "weight_decay": 0.0, PEAK: peak},
     ]
     return [group for group in groups if group["params"]]

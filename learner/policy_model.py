@@ -35,23 +35,25 @@ CANARY_TOKENS = 16
 """Of the prompt whose logprobs prove a swap."""
 
 
-def load_policy(settings: LearnerSettings) -> Any:  # noqa: ANN401
+def load_policy(settings: LearnerSettings, path: str | None = None) -> Any:  # noqa: ANN401
     """A transformers causal language model in the training dtype, without dropout.
 
-    Dropout would make the target policy another one than the engines', which have none.
-    Raises ConfigError for a model without an output head.
+    path: another folder or transformers id than `settings.model_path`. Dropout would make the
+    target policy another one than the engines', which have none. Raises ConfigError for a model
+    without an output head.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(settings.model_path)
+    path = path or settings.model_path
+    config = AutoConfig.from_pretrained(path)
     for name, value in config.to_dict().items():
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, 0.0)
     model = AutoModelForCausalLM.from_pretrained(
-        settings.model_path, config=config, dtype=getattr(torch, settings.dtype)
+        path, config=config, dtype=getattr(torch, settings.dtype)
     )
     if model.get_output_embeddings() is None:
-        raise ConfigError(f"model_path: {settings.model_path} has no output head to train")
+        raise ConfigError(f"model_path: {path} has no output head to train")
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()

@@ -133,7 +133,7 @@ class LearnerRank:
         dtype = self._settings.engine_dtype
         ids = self._engine.canary_ids
         if dtype == self._settings.dtype:
-            logprobs = self._engine.score(ids)
+            logprobs = self._engine.score_ids(ids)
         else:
             weights = dict(self._engine.full_state(dtype))
             model = plain_policy(self._engine.model, weights) if weights else None

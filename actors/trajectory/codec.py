@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from actors.trajectory.account import account_fields, read_account
 from actors.trajectory.columns import check_columns, take_apart
 from actors.trajectory.frame import MAX_GROUP_BYTES, close_frame, open_frame
 from actors.trajectory.reading import enum_value, read_trajectories
@@ -81,6 +82,7 @@ def _description(group: TrajectoryGroup) -> bytes:
         "expected_size": group.expected_size,
         "failures": dict(group.failures),
         "failed_tokens": dict(group.failed_tokens),
+        "filtered": account_fields(group.filtered) if group.filtered else None,
     }
     return json.dumps(fields).encode()
 
@@ -96,6 +98,7 @@ def _read_description(text: bytes) -> dict[str, Any]:
         "expected_size": _count(fields.get("expected_size")),
         "failures": _counts(fields.get("failures")),
         "failed_tokens": _counts(fields.get("failed_tokens")),
+        "filtered": None if fields.get("filtered") is None else read_account(fields["filtered"]),
     }
 
 
@@ -115,12 +118,15 @@ def _check_members(values: Mapping[str, list[Any]], group: Mapping[str, Any]) ->
     """Every rollout that was issued is accounted for exactly once."""
     expected, failed = group["expected_size"], sum(group["failures"].values())
     members, ids = values["member"], values["trajectory_id"]
+    filtered = group["filtered"].costs.trajectories if group["filtered"] else 0
+    if filtered and members:
+        raise TrajectoryError("bad_group", "a filtered group has survivors: it is dropped whole")
     if expected < 1 or not all(0 <= member < expected for member in members):
         raise TrajectoryError("unknown_member", f"a member outside a group of {expected}")
     if len(set(members)) < len(members) or len(set(ids)) < len(ids):
         raise TrajectoryError("duplicate_member", "a member or trajectory id occurs twice")
-    if len(members) + failed != expected:
-        detail = f"{len(members)} survivors and {failed} failures of {expected} issued"
+    if len(members) + filtered + failed != expected:
+        detail = f"{len(members) + filtered} survivors and {failed} failures of {expected} issued"
         raise TrajectoryError("unaccounted_members", detail)
     if any(group_id != group["group_id"] for group_id in values["group_id"]):
         raise TrajectoryError("foreign_member", "a trajectory names another group")

@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from actors.trajectory.account import GroupAccount
 from actors.trajectory.head import BYTES_PER_HEAD_TOKEN, NO_TOKEN
 from correction.errors import TrajectoryError
 from correction.versions import PolicyVersion, VersionSpan
@@ -64,6 +65,7 @@ class DropReason(StrEnum):
     NON_FINITE = "non_finite"
     OVERFLOW = "overflow"
     GROUP_TOO_SMALL = "group_too_small"
+    FILTERED = "filtered"
     ENVIRONMENT_ERROR = "environment_error"
     ENVIRONMENT_TIMEOUT = "environment_timeout"
     ENGINE_ERROR = "engine_error"
@@ -316,7 +318,8 @@ class TrajectoryGroup:
     run_id: the run that issued it; data of another run is refused.
     expected_size: how many rollouts were issued; `trajectories` holds the survivors.
     failures: how many members were dropped for each reason, and `failed_tokens` what they had
-        sampled by then.
+        sampled by then. filtered: the account of the survivors where the group filter dropped
+        them; then `trajectories` is empty.
     """
 
     run_id: str
@@ -327,6 +330,7 @@ class TrajectoryGroup:
     trajectories: tuple[Trajectory, ...]
     failures: Mapping[DropReason, int] = field(default_factory=dict)
     failed_tokens: Mapping[DropReason, int] = field(default_factory=dict)
+    filtered: GroupAccount | None = None
 
     @cached_property
     def version_span(self) -> VersionSpan:

@@ -10,6 +10,7 @@ so that a group without survivors (no rows) still says what failed:
     run_id, group_id, environment, task_id   strings
     expected_size                            how many rollouts were issued
     failures, failed_tokens                  {drop reason: members}, {drop reason: sampled tokens}
+    filtered                                 `account.GroupAccount` of dropped survivors, or null
 
 A group with heads (`head.py`) has three more columns at the end; one without spends nothing on
 them. Place j of the head of sampled token i is value i * head_tokens + j of its row.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Goes up with any change of columns, types or meaning; a reader refuses what it does not know."""
 
 VERSION_KEY = b"lagwise.schema_version"

@@ -54,6 +54,10 @@ class QueueStats:
     duplicates: int
     rejected: Mapping[str, int]
     """Payloads refused by the codec, by its reason."""
+    received_bytes: int = 0
+    """Bytes of all groups taken in so far."""
+    head_bytes: int = 0
+    """Bytes of heads among them."""
 
 
 @dataclass(frozen=True, slots=True)

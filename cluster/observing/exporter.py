@@ -106,6 +106,11 @@ class MetricsExporter:
             store.set("lagwise_queue_groups", stats.leased_groups, "leased")
             store.set("lagwise_queue_groups", stats.in_flight_groups, "in_flight")
             store.set("lagwise_queue_bytes", stats.queued_bytes)
+            store.raise_to("lagwise_queue_received_bytes_total", stats.received_bytes)
+            store.raise_to("lagwise_queue_head_bytes_total", stats.head_bytes)
+            if stats.received_bytes:
+                share = stats.head_bytes / stats.received_bytes
+                store.set("lagwise_queue_head_ratio", share)
             store.set("lagwise_queue_oldest_age_seconds", stats.oldest_age_s)
             store.set("lagwise_queue_capacity_groups", stats.capacity_groups)
             store.raise_to("lagwise_queue_duplicates_total", stats.duplicates)

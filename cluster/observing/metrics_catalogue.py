@@ -90,6 +90,12 @@ def _queue() -> tuple[Metric, ...]:
             "queue_groups", "Groups by place.", "state", known=("ready", "leased", "in_flight")
         ),
         add.gauge("queue_bytes", "Bytes of the groups that wait."),
+        add.counter("queue_received_bytes", "Bytes of the groups taken in."),
+        add.counter(
+            "queue_head_bytes",
+            "Bytes of heads among them: ids and logprobs of the likeliest tokens, where asked for.",
+        ),
+        add.gauge("queue_head_ratio", "Share of heads in the bytes taken in."),
         add.gauge("queue_oldest_age_seconds", "Age of the oldest group that waits, 0 if none."),
         add.gauge("queue_capacity_groups", "Groups that could be admitted now."),
         add.counter(

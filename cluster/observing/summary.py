@@ -46,6 +46,7 @@ class SummaryBuilder:
         self._actors = ActorAccount()
         self._trajectories = NOTHING
         self._tokens = NOTHING
+        self._received: dict[str, int | None] = {"bytes": None, "head_bytes": None}
         self._broadcasts = _Broadcasts()
         self._evaluations: list[dict[str, object]] = []
 
@@ -71,6 +72,7 @@ class SummaryBuilder:
     def on_queue(self, stats: QueueStats) -> None:
         """Keep the last state of the ledger."""
         self._trajectories, self._tokens = stats.trajectories, stats.tokens
+        self._received = {"bytes": stats.received_bytes, "head_bytes": stats.head_bytes}
 
     def on_actors(self, stats: Mapping[str, ActorStats]) -> None:
         """Add to the fleet's totals."""
@@ -106,6 +108,7 @@ class SummaryBuilder:
             "reward": _reward(self._rewards),
             "trajectories": {"issued": self._trajectories.issued, **_ends(self._trajectories)},
             "tokens": {"generated": self._tokens.issued, **_ends(self._tokens)},
+            "received": dict(self._received),
             "policy_lag": {
                 **_lag(self._lag_tokens),
                 "per_trajectory": _lag(self._lag_trajectories),

@@ -15,7 +15,10 @@ from correction.errors import RunError
 
 
 class Ledger:
-    """Running account of trajectories and of the tokens that they sampled."""
+    """Running account of trajectories, of the tokens that they sampled and of the bytes received.
+
+    received_bytes: of encoded groups. head_bytes: of the heads in them.
+    """
 
     def __init__(self) -> None:
         self._issued = 0
@@ -24,10 +27,17 @@ class Ledger:
         self._trained_tokens = 0
         self._dropped: Counter[str] = Counter()
         self._dropped_tokens: Counter[str] = Counter()
+        self.received_bytes = 0
+        self.head_bytes = 0
 
     def issue(self, trajectories: int) -> None:
         """Rollouts were admitted."""
         self._issued += trajectories
+
+    def receive(self, size_bytes: int, head_bytes: int) -> None:
+        """An encoded group was taken in."""
+        self.received_bytes += size_bytes
+        self.head_bytes += head_bytes
 
     def report(self, tokens: int) -> None:
         """Tokens of finished or failed rollouts became known."""

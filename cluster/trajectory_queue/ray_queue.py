@@ -27,7 +27,7 @@ from ray.util.queue import Empty, Full
 
 from actors.task_queue import Grant, PutOutcome
 from actors.trajectory.codec import decode_group
-from actors.trajectory.record import DropReason
+from actors.trajectory.record import DropReason, TrajectoryGroup
 from cluster.observing.events import QueueStats
 from cluster.trajectory_queue.records import GroupSummary, Lease, QueuePolicy
 from cluster.trajectory_queue.state import QueueState
@@ -63,6 +63,7 @@ class QueueActor:
                 raise TrajectoryError("wrong_group", f"{group.group_id} put as {group_id}")
             if group.expected_size != self._state.policy.group_size:
                 raise TrajectoryError("wrong_group", f"a group of {group.expected_size} members")
+            _check_heads(group, self._state.policy.head_tokens)
         except TrajectoryError as error:
             self._state.reject(group_id or "", error.reason)
             self._changed.set()
@@ -253,6 +254,14 @@ class TrajectoryQueue:
             ) from error
         except RayActorError as error:
             raise RunError("the trajectory queue is lost: its process died") from error
+
+
+def _check_heads(group: TrajectoryGroup, head_tokens: int) -> None:
+    """The update can do neither without the heads that it needs nor with others."""
+    for trajectory in group.trajectories:
+        if trajectory.sampling.head_tokens != head_tokens:
+            detail = f"heads of {trajectory.sampling.head_tokens} tokens, not {head_tokens}"
+            raise TrajectoryError("wrong_head", detail)
 
 
 async def _retried(call: Callable[[], Any]) -> Any:  # noqa: ANN401

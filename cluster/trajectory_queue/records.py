@@ -13,7 +13,8 @@ from actors.trajectory.record import DropReason, TrajectoryGroup
 class QueuePolicy:
     """Thresholds. max_groups bounds granted and ready groups together; min_survivors is what a
     group needs to be trained; total_steps, the learner step at which
-    the run ends, limits what is issued (None: endless)."""
+    the run ends, limits what is issued (None: endless); head_tokens is what the update needs of
+    each sampled token."""
 
     run_id: str
     budget: LagBudget
@@ -23,6 +24,7 @@ class QueuePolicy:
     lease_s: float
     min_survivors: int = 2
     total_steps: int | None = None
+    head_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class GroupSummary:
     oldest_step: int
     failures: Mapping[DropReason, int] = field(default_factory=dict)
     failed_tokens: Mapping[DropReason, int] = field(default_factory=dict)
+    head_bytes: int = 0
 
     @classmethod
     def of(cls, group: TrajectoryGroup) -> GroupSummary:
@@ -48,6 +51,7 @@ class GroupSummary:
             oldest_step=group.version_span.oldest.step if group.trajectories else 0,
             failures=group.failures,
             failed_tokens=group.failed_tokens,
+            head_bytes=group.head_bytes,
         )
 
 

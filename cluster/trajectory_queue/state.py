@@ -91,6 +91,7 @@ class QueueState:
             return PutOutcome.FULL
         del self._in_flight[summary.group_id]
         self._account_failures(summary, granted.members)
+        self._ledger.receive(len(payload), summary.head_bytes)
         self._ledger.report(summary.tokens)
         reason = self._unfit(summary)
         if reason is not None:
@@ -239,6 +240,8 @@ class QueueState:
             in_flight_groups=len(self._in_flight),
             leased_groups=self._leased_groups(),
             queued_bytes=self._ready_bytes(),
+            received_bytes=self._ledger.received_bytes,
+            head_bytes=self._ledger.head_bytes,
             oldest_age_s=self._clock() - oldest,
             capacity_groups=self._room(self._version.step)[0],
             refused=dict(self._refused),

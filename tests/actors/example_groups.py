@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 
+from actors.trajectory.account import GroupAccount, GroupCosts
 from actors.trajectory.codec import decode_group
 from actors.trajectory.columns import REASONS
 from actors.trajectory.head import padded_head
@@ -24,6 +25,7 @@ from actors.trajectory.record import (
     VersionRun,
 )
 from correction.errors import TrajectoryError
+from correction.group_filter import GroupOutcome
 from correction.versions import PolicyVersion
 
 LEARNER = PolicyVersion(3, 1000)
@@ -84,12 +86,28 @@ def turns(draw: st.DrawFn, head_tokens: int) -> Turn:
 
 
 @st.composite
+def accounts(draw: st.DrawFn) -> GroupAccount:
+    trajectories = draw(st.integers(1, 20))
+    costs = GroupCosts(
+        groups=1,
+        trajectories=trajectories,
+        truncated=draw(st.integers(0, trajectories)),
+        tokens=draw(st.integers(0, 10**9)),
+        reward_sum=draw(finite),
+        generation_s=draw(seconds),
+        environment_s=draw(seconds),
+    )
+    return GroupAccount(draw(st.sampled_from(GroupOutcome)), costs)
+
+
+@st.composite
 def groups(draw: st.DrawFn) -> TrajectoryGroup:
     group_id = draw(text)
     head_tokens = draw(st.sampled_from([0, 1, 3, 7]))
     members = draw(st.lists(st.integers(0, 20), max_size=4, unique=True))
     failures = draw(st.dictionaries(st.sampled_from(DropReason), st.integers(1, 9), max_size=3))
     failures[DropReason.ENGINE_ERROR] = max([0, *members]) + 1  # room for the largest member
+    account = None if members else draw(st.none() | accounts())
     trajectories = tuple(
         Trajectory(
             trajectory_id=f"{draw(text)}/{member}",
@@ -116,12 +134,15 @@ def groups(draw: st.DrawFn) -> TrajectoryGroup:
         group_id=group_id,
         environment=draw(text),
         task_id=draw(text),
-        expected_size=len(members) + sum(failures.values()),
+        expected_size=len(members)
+        + sum(failures.values())
+        + (account.costs.trajectories if account else 0),
         trajectories=trajectories,
         failures=failures,
         failed_tokens=draw(
             st.dictionaries(st.sampled_from(DropReason), st.integers(0, 10**6), max_size=3)
         ),
+        filtered=account,
     )
 
 

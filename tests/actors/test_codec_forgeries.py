@@ -193,7 +193,7 @@ FORGERIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "failures that are a list": ("bad_group", lambda: with_group(failures=[1])),
     "description without end": ("bad_group", lambda: with_metadata({GROUP_KEY: b"[" * 30_000})),
     "no description": ("bad_group", lambda: with_metadata({GROUP_KEY: b""})),
-    "newer schema": ("unknown_schema", lambda: with_metadata({VERSION_KEY: b"3"})),
+    "newer schema": ("unknown_schema", lambda: with_metadata({VERSION_KEY: b"99"})),
     "no schema version": ("unknown_schema", lambda: with_metadata({VERSION_KEY: b""})),
     "missing column": ("wrong_columns", lambda: without_column("kv_mode")),
     "extra column": ("wrong_columns", lambda: with_extra_column()),

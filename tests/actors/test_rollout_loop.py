@@ -17,6 +17,7 @@ from actors.task_queue import Grant, PutOutcome
 from actors.trajectory.codec import decode_group
 from actors.trajectory.record import DropReason, TrajectoryGroup
 from correction.errors import EngineError, TrajectoryError
+from correction.group_filter import GroupFilter, GroupOutcome
 from correction.versions import PolicyVersion
 from tests.actors.rollout_doubles import (
     TASK,
@@ -58,7 +59,12 @@ def writes(request: GenerationRequest) -> list[int]:
     return [*encode("ab"), TOKENIZER.eos_token_id]
 
 
-async def play(queue: Queue, script: EngineScript, plans: list[Plan]) -> None:
+async def play(
+    queue: Queue,
+    script: EngineScript,
+    plans: list[Plan],
+    group_filter: GroupFilter = GroupFilter.NONE,
+) -> None:
     """Run the loop until the queue has nothing more to grant."""
     engine = ScriptedEngine(script, V0)
     whole = setting(engine, PlanFamily(plans))  # type: ignore[arg-type]
@@ -74,6 +80,7 @@ async def play(queue: Queue, script: EngineScript, plans: list[Plan]) -> None:
         queue=queue,
         roll_group=roll,
         groups_in_flight=1,
+        group_filter=group_filter,
         idle_poll_s=0.001,
         full_retry_s=0.001,
     )
@@ -112,3 +119,23 @@ def test_a_group_that_cannot_be_written_is_put_as_invalid() -> None:
     assert first.failures == {DropReason.INVALID: 2}
     assert first.failed_tokens == {DropReason.INVALID: 6}
     assert len(second.trajectories) == 2
+
+
+def test_what_the_filter_drops_travels_as_its_account_and_is_replaced() -> None:
+    queue = Queue(grants=3)
+    rewards = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    plans = [Plan(step_with=ends(reward)) for reward in rewards]
+    script = EngineScript(write=writes)
+    asyncio.run(play(queue, script, plans, GroupFilter.MIXED_REWARDS))
+    easy, mixed, hard = queue.groups
+    assert mixed.filtered is None
+    assert [member.reward for member in mixed.trajectories] == [1.0, 0.0]
+    assert easy.trajectories == hard.trajectories == ()
+    assert easy.filtered is not None
+    assert hard.filtered is not None
+    assert (easy.filtered.outcome, hard.filtered.outcome) == (
+        GroupOutcome.ALL_BEST,
+        GroupOutcome.ALL_WORST,
+    )
+    assert easy.filtered.costs.tokens == mixed.action_tokens
+    assert easy.filtered.costs.reward_mean == 1.0

@@ -97,6 +97,8 @@ def make_queue(
     in_flight_groups: int = 12,
     refused: Mapping[str, int] | None = None,
     rejected: Mapping[str, int] | None = None,
+    received_bytes: int = 40_000,
+    head_bytes: int = 30_000,
 ) -> QueueStats:
     return QueueStats(
         trajectories=trajectories or make_ledger(),
@@ -110,6 +112,8 @@ def make_queue(
         refused=refused or {},
         duplicates=1,
         rejected=rejected or {},
+        received_bytes=received_bytes,
+        head_bytes=head_bytes,
     )
 
 

@@ -111,6 +111,16 @@ def test_reuse_is_observed_when_a_batch_retires(exporter: MetricsExporter) -> No
     assert value(found, "reuse_mean_passes") == pytest.approx(10 / 6)
 
 
+def test_bytes_of_heads_are_counted_beside_all_that_was_received(exporter: MetricsExporter) -> None:
+    exporter.on_queue(make_queue(received_bytes=0, head_bytes=0))
+    assert ("lagwise_queue_head_ratio", ()) not in scrape(exporter)
+    exporter.on_queue(make_queue(received_bytes=400, head_bytes=300))
+    found = scrape(exporter)
+    assert value(found, "queue_received_bytes_total") == 400
+    assert value(found, "queue_head_bytes_total") == 300
+    assert value(found, "queue_head_ratio") == 0.75
+
+
 def test_every_metric_of_the_catalogue_can_be_seen_and_nothing_else(
     exporter: MetricsExporter,
 ) -> None:

@@ -67,6 +67,20 @@ def test_a_group_is_accepted_once() -> None:
     assert (stats.duplicates, stats.ready_groups, stats.trajectories.queued) == (2, 1, 4)
 
 
+def test_bytes_are_counted_once_for_what_was_taken_in_whatever_becomes_of_it() -> None:
+    state, _ = started(replace(POLICY, max_bytes=300))
+    first, second, third = state.grant("a", 0, 3)
+    assert state.put(summary(first.group_id, head_bytes=64), b"x" * 100) is PutOutcome.ACCEPTED
+    assert state.put(summary(first.group_id, head_bytes=64), b"x" * 100) is PutOutcome.DUPLICATE
+    small = summary(second.group_id, survivors=1, head_bytes=16)
+    assert state.put(small, b"x" * 50) is PutOutcome.DROPPED
+    assert state.put(summary(third.group_id), b"x" * 150) is PutOutcome.ACCEPTED
+    (fourth,) = state.grant("a", 0, 1)
+    assert state.put(summary(fourth.group_id, head_bytes=64), b"x" * 100) is PutOutcome.FULL
+    stats = state.stats()
+    assert (stats.received_bytes, stats.head_bytes, stats.queued_bytes) == (300, 80, 250)
+
+
 def test_a_batch_is_leased_oldest_first_and_acked_once() -> None:
     state, _ = started()
     grants = state.grant("a", 0, 3)

@@ -82,6 +82,7 @@ def test_a_whole_run_against_numbers_computed_by_hand() -> None:
         "reward": {"first": 0.2, "last": 0.8, "best": 0.8},
         "trajectories": {"issued": 11, "trained": 8, "dropped": {"lag": 2}, "open": 1},
         "tokens": {"generated": 154, "trained": 120, "dropped": {"lag": 30}, "open": 4},
+        "received": {"bytes": 40_000, "head_bytes": 30_000},
         "policy_lag": {
             "mean": 2.5,  # (10 + 10 + 280) / 120
             "p95": 4,
@@ -131,6 +132,7 @@ def test_an_empty_run_has_the_whole_contract_and_no_invented_zero() -> None:
     assert summary.keys() == build(_busy()).keys()
     assert summary["steps"] == 0
     assert summary["reward"] == {"first": None, "last": None, "best": None}
+    assert summary["received"] == {"bytes": None, "head_bytes": None}
     lag = summary["policy_lag"]
     assert isinstance(lag, dict)
     assert (lag["mean"], lag["max"], lag["histogram"]) == (None, None, {})

@@ -14,6 +14,7 @@ from ray.util.queue import Empty, Full, Queue
 from actors.admission import LagBudget
 from actors.task_queue import PutOutcome
 from actors.trajectory.codec import encode_group
+from actors.trajectory.head import padded_head
 from actors.trajectory.record import (
     DropReason,
     EndReason,
@@ -101,6 +102,35 @@ def test_a_batch_travels_from_grant_to_ack(queue: TrajectoryQueue) -> None:
     assert queue.ack(lease.lease_id, PolicyVersion(0, 1), 1)
     stats = queue.stats()
     assert (stats.trajectories.trained, stats.tokens.trained, stats.duplicates) == (4, 12, 2)
+
+
+def with_heads(made: TrajectoryGroup, head_tokens: int) -> TrajectoryGroup:
+    def headed(trajectory: Trajectory) -> Trajectory:
+        (turn,) = trajectory.turns
+        heads = padded_head(turn.action_ids[:, None], turn.behaviour_logprobs[:, None], head_tokens)
+        turn = replace(turn, head_ids=heads[0], head_logprobs=heads[1])
+        return replace(
+            trajectory, turns=(turn,), sampling=SamplingParameters(head_tokens=head_tokens)
+        )
+
+    return replace(made, trajectories=tuple(map(headed, made.trajectories)))
+
+
+def test_only_groups_with_the_heads_that_the_update_needs_are_taken_in() -> None:
+    queue = TrajectoryQueue.start(replace(POLICY, head_tokens=4))
+    queue.resume()
+    try:
+        without, other, right = grants(queue, 3)
+        for wrong in (group(without), with_heads(group(other), 3)):
+            with pytest.raises(TrajectoryError, match="wrong_head"):
+                put(queue, wrong.group_id, encode_group(wrong))
+        payload = encode_group(with_heads(group(right), 4))
+        assert put(queue, right, payload) is PutOutcome.ACCEPTED
+        stats = queue.stats()
+        assert stats.rejected == {"wrong_head": 2}
+        assert (stats.received_bytes, stats.head_bytes) == (len(payload), 2 * 3 * 4 * 8)
+    finally:
+        queue.shutdown(force=True)
 
 
 def test_lease_returns_none_after_its_timeout_and_wakes_for_a_put(queue: TrajectoryQueue) -> None:

@@ -1,143 +1,127 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from correction.errors import InputError
 from learner import logprobs as module
-from learner.logprobs import PolicyLogprobs, sampled_logprobs
+from learner.logprobs import RowScores, score_rows
+
+TEMPERATURE = torch.tensor([0.5, 1.0, 2.0, 0.7, 1.0, 3.0], dtype=torch.float64)
+# Padding, a head that holds the row's own id, and one id twice.
+HEAD_IDS = torch.tensor([[0, 3], [6, -1], [-1, -1], [3, 3], [2, 5], [5, 0]])
+IDS = torch.tensor([0, 6, 3, 3, 1, 5])
 
 
-class CountingModel(torch.nn.Module):
-    """log p(token k | anything) = -k / 100, up to the normaliser that makes it one."""
-
-    def __init__(self, vocabulary: int = 5) -> None:
-        super().__init__()
-        self.head = torch.nn.Linear(2, vocabulary, bias=False)
-        self.rows_seen = 0
-        with torch.no_grad():
-            self.head.weight[:, 0] = -torch.arange(vocabulary) / 100.0
-            self.head.weight[:, 1] = 0.0
-
-    def get_output_embeddings(self) -> torch.nn.Module:
-        return self.head
-
-    def forward(self, input_ids: Tensor, use_cache: bool) -> SimpleNamespace:
-        hidden = torch.ones(*input_ids.shape, 2)
-        logits = self.head(hidden)
-        self.rows_seen = logits.shape[0] * logits.shape[1]
-        return SimpleNamespace(logits=logits)
-
-
-def tiny_transformer(kind: str) -> torch.nn.Module:
-    import transformers
-
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": 32,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "max_position_embeddings": 64,
-    }
-    config = getattr(transformers, f"{kind}Config")(**shape)
-    model: torch.nn.Module = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    return model
-
-
-def by_the_book(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
-    """log softmax(logits / T) [B, T, V] shifted right by one: entry t belongs to token t."""
-    table = torch.log_softmax(logits.double() / temperature.double()[:, None, None], dim=-1)
-    shifted = table[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
-    return torch.nn.functional.pad(shifted, (1, 0))
-
-
-def test_each_entry_belongs_to_its_own_token_with_unequal_prompts() -> None:
-    ids = torch.tensor([[0, 1, 2, 3, 4, 0], [3, 2, 1, 0, 0, 0]])
-    mask = torch.tensor([[0, 0, 0, 1, 1, 0], [0, 1, 1, 1, 0, 0]], dtype=torch.bool)
-    result = PolicyLogprobs(CountingModel())(ids, mask, torch.ones(2))
-    normaliser = torch.logsumexp(-torch.arange(5) / 100.0, dim=0)
-    expected = torch.where(mask, -ids / 100.0 - normaliser, 0.0)
-    torch.testing.assert_close(result, expected)
-
-
-def test_only_positions_before_a_sampled_token_reach_the_head() -> None:
-    model = CountingModel()
-    mask = torch.zeros(2, 50, dtype=torch.bool)
-    mask[0, 40:43] = True
-    PolicyLogprobs(model)(torch.zeros(2, 50, dtype=torch.int64), mask, torch.ones(2))
-    assert model.rows_seen == 3
-
-
-def test_an_action_at_the_first_position_is_refused() -> None:
-    ids = torch.zeros(1, 3, dtype=torch.int64)
-    with pytest.raises(InputError, match="first token"):
-        PolicyLogprobs(CountingModel())(ids, ids == 0, torch.ones(1))
-
-
-@pytest.mark.parametrize("kind", ["Qwen3", "Llama", "Gemma2"])
-def test_agrees_with_the_plain_model_at_each_rows_temperature(kind: str) -> None:
-    # Gemma2 caps its logits after the head: the model's own forward must be used.
-    model = tiny_transformer(kind)
-    ids = torch.randint(0, 32, (3, 17), generator=torch.Generator().manual_seed(1))
-    mask = torch.zeros(3, 17, dtype=torch.bool)
-    mask[0, 3:9] = mask[1, 1:17] = mask[2, 16:] = True
-    temperature = torch.tensor([0.5, 1.0, 1.7])
-    with torch.no_grad():
-        expected = by_the_book(model(input_ids=ids).logits, ids, temperature)
-        result = PolicyLogprobs(model)(ids, mask, temperature)
-    torch.testing.assert_close(result.double(), expected * mask, atol=2e-6, rtol=1e-6)
-
-
-def test_padding_changes_no_logprob_whatever_its_length_and_id() -> None:
-    policy = PolicyLogprobs(tiny_transformer("Qwen3"))
-    ids = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(2))
-    mask = torch.zeros(2, 9, dtype=torch.bool)
-    mask[:, 4:] = True
-    alone = policy(ids, mask, torch.ones(2))
-    for fill in (0, 31):
-        padded = torch.nn.functional.pad(ids, (0, 13), value=fill)
-        wide = policy(padded, torch.nn.functional.pad(mask, (0, 13)), torch.ones(2))
-        torch.testing.assert_close(wide[:, :9], alone, atol=1e-6, rtol=1e-6)
-        assert not wide[:, 9:].any()
-
-
-def test_the_gradient_is_exact() -> None:
+def logits_of(rows: int = 6, vocabulary: int = 7, dtype: torch.dtype = torch.float64) -> Tensor:
     generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(6, 7, dtype=torch.float64, generator=generator, requires_grad=True)
-    ids = torch.tensor([0, 6, 3, 3, 1, 5])
-    temperature = torch.tensor([0.5, 1.0, 2.0, 0.7, 1.0, 3.0], dtype=torch.float64)
-    assert torch.autograd.gradcheck(
-        lambda given: sampled_logprobs(given, ids, temperature), (logits,)
-    )
+    return torch.randn(rows, vocabulary, dtype=dtype, generator=generator)
+
+
+def score(logits: Tensor) -> RowScores:
+    return score_rows(logits, IDS, TEMPERATURE, entropy=True, head_ids=HEAD_IDS)
+
+
+def by_the_book(logits: Tensor) -> RowScores:
+    table = torch.log_softmax(logits / TEMPERATURE[:, None], dim=-1)
+    entropy = -(table.exp() * table).sum(dim=-1)
+    head = table.gather(1, HEAD_IDS.clamp(min=0)).masked_fill(HEAD_IDS < 0, 0.0)
+    return RowScores(table.gather(1, IDS[:, None])[:, 0], entropy, head)
+
+
+def test_every_score_is_that_of_the_plain_softmax() -> None:
+    for one, other in zip(score(logits_of()), by_the_book(logits_of()), strict=True):
+        assert one is not None
+        assert other is not None
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
+def test_nothing_is_scored_that_was_not_asked_for() -> None:
+    scores = score_rows(logits_of(), IDS, torch.ones(6))
+    assert scores.entropy is None
+    assert scores.head_logprobs is None
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda scores: scores.logprobs,
+        lambda scores: scores.entropy,
+        lambda scores: scores.head_logprobs,
+        lambda scores: (
+            scores.logprobs * scores.entropy.sin() + scores.head_logprobs.cos().sum(dim=-1)
+        ),
+    ],
+    ids=["logprobs", "entropy", "head", "all of them"],
+)
+def test_the_gradient_is_exact(part: Callable[[RowScores], Tensor]) -> None:
+    leaf = logits_of().requires_grad_()
+    assert torch.autograd.gradcheck(lambda given: part(score(given)), (leaf,))
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn(10, 7, generator=torch.Generator().manual_seed(4))
-    ids, temperature = torch.arange(10) % 7, torch.full((10,), 0.8)
-
-    def run() -> tuple[Tensor, Tensor]:
-        leaf = logits.clone().requires_grad_()
-        value = sampled_logprobs(leaf, ids, temperature)
-        (gradient,) = torch.autograd.grad(value.sin().sum(), leaf)
-        return value.detach(), gradient
+    def run() -> list[Tensor]:
+        leaf = logits_of(dtype=torch.float32).requires_grad_()
+        parts = [part for part in score(leaf) if part is not None]
+        loss = torch.stack([part.sin().sum() for part in parts]).sum()
+        return [*(part.detach() for part in parts), *torch.autograd.grad(loss, leaf)]
 
     whole = run()
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 21)
-    for one, other in zip(run(), whole, strict=True):
-        assert torch.equal(one, other)
+    assert len(whole) == 4
+    for elements in (1, 7, 14, 35, 41):
+        monkeypatch.setattr(module, "CHUNK_ELEMENTS", elements)
+        for one, other in zip(run(), whole, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_more_scores_do_not_change_the_logprobs() -> None:
+    alone = score_rows(logits_of(), IDS, TEMPERATURE)
+    assert torch.equal(alone.logprobs, score(logits_of()).logprobs)
 
 
 def test_bfloat16_logits_are_normalised_in_float32() -> None:
     logits = (4 * torch.randn(5, 1000, generator=torch.Generator().manual_seed(5))).bfloat16()
     ids = torch.arange(5)
-    result = sampled_logprobs(logits, ids, torch.ones(5))
-    assert result.dtype == torch.float32
-    expected = torch.log_softmax(logits.double(), dim=-1)[ids, ids]
-    torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
+    result = score_rows(logits, ids, torch.ones(5), entropy=True, head_ids=ids[:, None])
+    table = torch.log_softmax(logits.double(), dim=-1)
+    entropy = -(table.exp() * table).sum(dim=-1)
+    for found, expected in zip(
+        result, (table[ids, ids], entropy, table[ids, ids][:, None]), strict=True
+    ):
+        assert found is not None
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_a_logit_of_minus_infinity_has_no_part_in_the_entropy() -> None:
+    kept = logits_of(vocabulary=4)
+    without = kept.clone().requires_grad_()
+    holed = torch.cat((kept, torch.full((6, 3), -torch.inf, dtype=torch.float64)), dim=1)
+    holed.requires_grad_()
+    ids, temperature = torch.zeros(6, dtype=torch.int64), torch.full((6,), 0.01).double()
+    entropies = []
+    for logits in (without, holed):
+        entropy = score_rows(logits, ids, temperature, entropy=True).entropy
+        assert entropy is not None
+        torch.autograd.backward(100.0 * entropy.sum())
+        entropies.append(entropy)
+    assert torch.equal(entropies[0], entropies[1])
+    assert without.grad is not None
+    assert holed.grad is not None
+    assert torch.equal(holed.grad[:, :4], without.grad)
+    assert not holed.grad[:, 4:].any()
+
+
+def test_no_copy_of_the_logits_is_kept_for_the_backward_pass() -> None:
+    leaf = logits_of(64, 1000, torch.float32).requires_grad_()
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor) or tensor,  # type: ignore[func-returns-value]
+        lambda tensor: tensor,
+    ):
+        ids = torch.zeros(64, dtype=torch.int64)
+        score_rows(leaf, ids, torch.ones(64), entropy=True, head_ids=ids[:, None])
+    large = [tensor for tensor in kept if tensor.numel() >= leaf.numel()]
+    assert [tensor.data_ptr() for tensor in large] == [leaf.data_ptr()]
