@@ -35,8 +35,8 @@ from learner.forward import (
 )
 from learner.optimiser import GuardedAdamW, parameter_groups, set_learning_rates
 from learner.policy_model import likely_ids, load_policy
+from learner.reports import StepOutcome
 from learner.settings import LearnerSettings, RankPlace
-from learner.step import StepOutcome
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -81,10 +81,6 @@ class DeepSpeedEngine:
         """The transformers model in training; under ZeRO-3 its parameters are empty shells."""
         return self._engine.module.model
 
-    def logprobs(self, micro: MicroBatch) -> Tensor:
-        """Target logprobs of the sampled tokens, float32 [B, T], 0 elsewhere. All ranks."""
-        return self.forward(micro, ForwardNeeds()).logprobs
-
     def forward(self, micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
         """What is needed of the target policy and the critic, with a graph. All ranks.
 
@@ -111,9 +107,14 @@ class DeepSpeedEngine:
         """Add the gradient of this rank's share of the global loss. All ranks."""
         self._engine.backward(loss * self.world_size)
 
-    def step(self) -> StepOutcome:
-        """Reduce, clip and apply the accumulated gradient, or refuse it. All ranks."""
-        rate = set_learning_rates(self._optimiser, self.settings.optimiser, self.applied_steps)
+    def step(self, rate_factor: float = 1.0) -> StepOutcome:
+        """Reduce, clip and apply the accumulated gradient, or refuse it. All ranks.
+
+        rate_factor: on the scheduled learning rates, of policy and critic alike.
+        """
+        rate = set_learning_rates(
+            self._optimiser, self.settings.optimiser, self.applied_steps, rate_factor
+        )
         self._engine.step()
         applied = bool(self._engine.was_step_applied())
         self.applied_steps += applied

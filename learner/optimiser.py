@@ -36,12 +36,15 @@ def learning_rate_at(
 
 
 def set_learning_rates(
-    optimiser: torch.optim.Optimizer, settings: OptimiserSettings, applied_steps: int
+    optimiser: torch.optim.Optimizer,
+    settings: OptimiserSettings,
+    applied_steps: int,
+    factor: float = 1.0,
 ) -> float:
-    """Set every group's rate for the coming step; returns the settings' own."""
+    """Set every group's rate for the coming step, times `factor`; returns the policy's."""
     for group in optimiser.param_groups:
-        group["lr"] = learning_rate_at(settings, applied_steps, group[PEAK])
-    return learning_rate_at(settings, applied_steps)
+        group["lr"] = factor * learning_rate_at(settings, applied_steps, group[PEAK])
+    return factor * learning_rate_at(settings, applied_steps)
 
 
 class GuardedAdamW(torch.optim.AdamW):

@@ -8,6 +8,10 @@ The passes themselves are in `batch_work`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from correction.errors import InputError
 from correction.versions import PolicyVersion
 from learner.batch import LearnerBatch, plan
@@ -26,8 +30,15 @@ class LearnerStep:
     applied step; None where the recipe has no such penalty.
     """
 
-    def __init__(self, engine: PolicyEngine, settings: LearnerSettings) -> None:
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        settings: LearnerSettings,
+        pretraining: Callable[[], Tensor] | None = None,
+    ) -> None:
+        """pretraining: gives this rank's token ids [B, T] of one optimiser step, where wanted."""
         self._engine = engine
+        self._pretraining = pretraining
         self._settings = settings
         kl = settings.recipe.kl
         self.kl_coefficient = None if kl is None else kl.coefficient
@@ -49,7 +60,7 @@ class LearnerStep:
             plan(batch.lengths_tokens, ranks, self._settings.micro_batch_tokens),
             learner_step=version.step,
             kl_coefficient=self.kl_coefficient,
-            pretraining=None,
+            pretraining=self._pretraining,
         )
         reports: list[StepReport] = []
         for reuse in range(1, self._settings.max_reuse + 1):

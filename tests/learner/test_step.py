@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from correction.objective import Denominators, group_advantages, policy_objective
+from correction.batch_view import BatchView
+from correction.objective import PolicyInputs, policy_objective, prepare
 from correction.versions import PolicyVersion
 from learner.batch import LearnerBatch, assemble, lag_versions, plan
 from learner.optimiser import learning_rate_at, parameter_groups
@@ -212,17 +213,25 @@ def plain_loss(
     logits = model(input_ids=ids, attention_mask=real.long()).logits / 0.7
     table = torch.log_softmax(logits, dim=-1)[:, :-1]
     target = torch.nn.functional.pad(table.gather(2, ids[:, 1:, None])[..., 0], (1, 0))
-    objective = policy_objective(
-        settings.recipe,
+    behaviour = padded([t.behaviour_logprobs for t in tokens], 0.0)
+    turn_ids = padded([t.turn_ids for t in tokens], -1).long()
+    inputs = PolicyInputs(
         target_logprobs=target,
         proximal_logprobs=target.detach() if proximal is None else proximal,
-        behaviour_logprobs=padded([t.behaviour_logprobs for t in tokens], 0.0),
-        advantages=group_advantages(settings.recipe, batch.rewards, batch.group_index),
-        action_mask=mask,
+        behaviour_logprobs=behaviour,
         lag_versions=padded([lag_versions(row, step) for row in batch.rows], 0),
-        turn_ids=padded([t.turn_ids for t in tokens], -1).long(),
-        denominators=Denominators(batch.action_tokens, len(batch.rows), 64),
+        turn_ids=turn_ids,
     )
+    view = BatchView(
+        rewards=batch.rewards,
+        group_index=batch.group_index,
+        action_mask=mask,
+        turn_ids=turn_ids,
+        behaviour_logprobs=behaviour,
+        truncated=torch.zeros(len(batch.rows), dtype=torch.bool),
+    )
+    prepared = prepare(settings.recipe, view, limit_tokens=64)
+    objective = policy_objective(settings.recipe, inputs, prepared, prepared.denominators(64))
     return target, objective.loss
 
 
@@ -245,15 +254,18 @@ def spoil_and_repeat(
 def _spoil_and_repeat(
     place: RankPlace, settings: LearnerSettings, payloads: list[bytes], what: str
 ) -> Refusal:
-    """what: "backward", whose loss is spoilt, or "logprobs", which are spoilt."""
+    """what: "backward", whose loss is spoilt, or "forward", whose logprobs are."""
     rank = LearnerRank(settings, place, PolicyVersion(0, 3))
     before = weights_of(rank)
     sound: Any = getattr(rank._engine, what)
     last = place.rank == place.world_size - 1
 
-    def spoilt(argument: Any) -> Any:  # noqa: ANN401
+    def spoilt(argument: Any, *more: Any) -> Any:  # noqa: ANN401
         factor = math.nan if last else 1.0
-        return sound(argument * factor) if what == "backward" else sound(argument) * factor
+        if what == "backward":
+            return sound(argument * factor)
+        outputs = sound(argument, *more)
+        return dataclasses.replace(outputs, logprobs=outputs.logprobs * factor)
 
     setattr(rank._engine, what, spoilt)
     refused = rank.train(payloads, rank.version)
@@ -265,7 +277,7 @@ def _spoil_and_repeat(
     return Refusal(refused, kept, unchanged, applied)
 
 
-@pytest.mark.parametrize("what", ["backward", "logprobs"])
+@pytest.mark.parametrize("what", ["backward", "forward"])
 def test_what_is_not_finite_on_one_rank_is_refused_on_all(model_path: str, what: str) -> None:
     warming_up = dataclasses.replace(ADAM, warmup_steps=10)
     cases = [
