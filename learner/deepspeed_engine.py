@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from correction.errors import InputError
 from learner.batch import MicroBatch
 from learner.critic import build_critic
 from learner.forward import (
@@ -35,6 +36,7 @@ from learner.forward import (
 )
 from learner.optimiser import GuardedAdamW, parameter_groups, set_learning_rates
 from learner.policy_model import likely_ids, load_policy
+from learner.reference import ReferencePolicy
 from learner.reports import StepOutcome
 from learner.settings import LearnerSettings, RankPlace
 
@@ -75,6 +77,11 @@ class DeepSpeedEngine:
         )
         _limit_waiting(settings.timeout_s)
         self.device = torch.device(self._engine.device)
+        self._reference = (
+            ReferencePolicy(settings, settings.reference, self.device)
+            if settings.reference is not None
+            else None
+        )
 
     @property
     def model(self) -> Any:  # noqa: ANN401
@@ -94,6 +101,15 @@ class DeepSpeedEngine:
         """The same numbers as `forward` without a graph. All ranks."""
         with torch.no_grad():
             return self.forward(micro, needs)
+
+    def reference(self, micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
+        """Logprobs and prompt logprobs of the frozen reference policy, without a graph.
+
+        Raises InputError where the settings ask for no reference policy.
+        """
+        if self._reference is None:
+            raise InputError("reference: no reference policy was loaded")
+        return self._reference.score(micro, needs)
 
     def cross_entropy(self, token_ids: Tensor) -> tuple[Tensor, int]:
         """Summed -log theta of all tokens but the first of each row, with a graph; their number.
@@ -116,6 +132,7 @@ class DeepSpeedEngine:
             self._optimiser, self.settings.optimiser, self.applied_steps, rate_factor
         )
         self._engine.step()
+        self._forget_gradients()
         applied = bool(self._engine.was_step_applied())
         self.applied_steps += applied
         return StepOutcome(applied, float(self._engine.get_global_grad_norm()), rate)
@@ -138,14 +155,17 @@ class DeepSpeedEngine:
         weights: use them before the next step.
         """
         wanted = TORCH_DTYPES[dtype]
-        model = self.model
-        for name, parameter in model.named_parameters():
+        yield from self._whole(self.model, wanted)
+        if self.rank == 0:
+            yield from self._persistent_buffers(wanted)
+
+    def _whole(self, module: Any, wanted: torch.dtype) -> Iterator[tuple[str, Tensor]]:  # noqa: ANN401
+        """Parameters as `full_state` gives them. All ranks, to the end."""
+        for name, parameter in module.named_parameters():
             with self._gathered([parameter]):
                 full = self._master(parameter) if parameter.dtype != wanted else parameter
                 if self.rank == 0:
                     yield name, full.detach().to("cpu", wanted)
-        if self.rank == 0:
-            yield from self._persistent_buffers(wanted)
 
     def _persistent_buffers(self, wanted: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         model = self.model
@@ -165,6 +185,16 @@ class DeepSpeedEngine:
         """Leave the process group. Idempotent."""
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+    def _forget_gradients(self) -> None:
+        """Clear what ZeRO-3 keeps of the gradients of this step.
+
+        It overwrites a gradient in the first backward pass of a step and adds in later ones. What
+        the first pass does not reach, as pretraining text does not reach a critic, would otherwise
+        be added to its gradient of the step before.
+        """
+        if self.settings.zero_stage == 3 and self._engine.module.critic is not None:
+            self._engine.optimizer.grad_partitions_flat_buffer.zero_()
 
     def _score_all(self, token_ids: Tensor) -> Tensor:
         """Logprobs [B, T] at temperature 1 of every token but the first of each row."""

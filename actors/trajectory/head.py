@@ -30,6 +30,27 @@ Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
 
 
+def read_only_heads(
+    ids: Ids | None, logprobs: Logprobs | None, tokens: int
+) -> tuple[Ids, Logprobs]:
+    """Both as read-only arrays [tokens, K]; copied only where dtype or layout is another.
+
+    Raises TrajectoryError: "bad_head" where one is missing, "bad_shape", "length_mismatch".
+    """
+    if ids is None or logprobs is None:
+        raise TrajectoryError("bad_head", "head_ids and head_logprobs go together")
+    ids = np.ascontiguousarray(ids, np.int32)
+    logprobs = np.ascontiguousarray(logprobs, np.float32)
+    if ids.ndim != 2 or ids.shape != logprobs.shape:
+        raise TrajectoryError("bad_shape", "head_ids and head_logprobs must be [m, K]")
+    if len(ids) != tokens or ids.shape[1] == 0:
+        detail = f"{tokens} sampled tokens but heads of shape {ids.shape}"
+        raise TrajectoryError("length_mismatch", detail)
+    ids.setflags(write=False)
+    logprobs.setflags(write=False)
+    return ids, logprobs
+
+
 def padded_head(ids: Ids, logprobs: Logprobs, head_tokens: int) -> tuple[Ids, Logprobs]:
     """A head of exactly `head_tokens` columns out of one with as many or fewer: both [m, n].
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.trajectory.account import GroupAccount
-from actors.trajectory.head import BYTES_PER_HEAD_TOKEN, NO_TOKEN
+from actors.trajectory.head import BYTES_PER_HEAD_TOKEN, NO_TOKEN, read_only_heads
 from correction.errors import TrajectoryError
 from correction.versions import PolicyVersion, VersionSpan
 
@@ -96,9 +96,8 @@ class SamplingParameters:
     """How tokens are sampled. The support is never cut: top_p = 1, top_k off, no penalties.
 
     temperature: > 0. max_turn_tokens: most tokens one turn may sample. stop_token_ids: tokens
-    that end a turn; they are sampled, so they belong to the action. seed: None for free sampling.
-    head_tokens: K, how many of the likeliest tokens the engine tells of at each sampled place,
-    whatever is sampled; 0 for none.
+    that end a turn; they are sampled, so they belong to the action. head_tokens: K, how many of
+    the likeliest tokens the engine tells of at each sampled place (`head.py`); 0 for none.
     """
 
     temperature: float = 1.0
@@ -156,26 +155,14 @@ class Turn:
                 "missing_version", f"version runs do not cover the {tokens} sampled tokens"
             )
         if self.head_ids is not None or self.head_logprobs is not None:
-            self._keep_head()
+            ids, logprobs = read_only_heads(self.head_ids, self.head_logprobs, tokens)
+            object.__setattr__(self, "head_ids", ids)
+            object.__setattr__(self, "head_logprobs", logprobs)
 
     @property
     def head_tokens(self) -> int:
         """K of the head; 0 without one."""
         return 0 if self.head_ids is None else self.head_ids.shape[1]
-
-    def _keep_head(self) -> None:
-        if self.head_ids is None or self.head_logprobs is None:
-            raise TrajectoryError("bad_head", "head_ids and head_logprobs go together")
-        ids = np.ascontiguousarray(self.head_ids, np.int32)
-        logprobs = np.ascontiguousarray(self.head_logprobs, np.float32)
-        if ids.ndim != 2 or ids.shape != logprobs.shape:
-            raise TrajectoryError("bad_shape", "head_ids and head_logprobs must be [m, K]")
-        if len(ids) != len(self.action_ids) or ids.shape[1] == 0:
-            detail = f"{len(self.action_ids)} sampled tokens but heads of shape {ids.shape}"
-            raise TrajectoryError("length_mismatch", detail)
-        for name, array in (("head_ids", ids), ("head_logprobs", logprobs)):
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
 
 
 @dataclass(frozen=True, slots=True)

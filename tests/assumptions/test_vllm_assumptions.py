@@ -188,6 +188,36 @@ def test_flat_logprobs_hold_one_range_a_position_and_prompts_begin_with_an_empty
     assert (flat.token_ids, flat.logprobs) == ([7], [-0.25])
 
 
+def test_the_sampled_id_stands_before_the_likeliest_and_a_wider_row_is_cut() -> None:
+    """The row of a batch in which another request asked for more."""
+    from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
+
+    flat: Any = create_sample_logprobs(flat_logprobs=True)
+    row = [7, 5, 7, 9], [-0.9, -0.6, -0.9, -3.0]
+    append_logprobs_for_next_position(flat, *row, [None] * 4, rank=2, num_logprobs=2)
+    assert (flat.start_indices, flat.end_indices) == ([0], [3])
+    assert (flat.token_ids, flat.logprobs) == ([7, 5, 7], [-0.9, -0.6, -0.9])
+
+
+def test_the_sampler_gathers_the_likeliest_of_one_row_and_the_sampled_id_of_the_same() -> None:
+    from vllm.v1.sample.sampler import Sampler
+
+    logprobs = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
+    gathered = Sampler.gather_logprobs(logprobs, 2, torch.tensor([0]))
+    assert gathered.logprob_token_ids.tolist() == [[0, 1, 3]]
+    torch.testing.assert_close(gathered.logprobs.exp(), torch.tensor([[0.1, 0.4, 0.3]]))
+
+
+@pytest.mark.parametrize(("head_tokens", "most"), [(0, 20), (20, 20), (21, 21), (128, 128)])
+def test_more_logprobs_than_by_default_are_allowed_only_where_heads_need_them(
+    head_tokens: int, most: int
+) -> None:
+    from actors.vllm_arguments import engine_arguments
+
+    settings = dataclasses.replace(SETTINGS, head_tokens=head_tokens)
+    assert engine_arguments(settings)["max_logprobs"] == most
+
+
 def test_sampling_parameters_ask_for_the_whole_support_and_the_final_output() -> None:
     from vllm.sampling_params import RequestOutputKind
 
@@ -196,6 +226,8 @@ def test_sampling_parameters_ask_for_the_whole_support_and_the_final_output() ->
 
     asked = sampling_parameters(SamplingParameters(0.7, 100, (3, 5)), room_tokens=40)
     assert (asked.temperature, asked.max_tokens, asked.stop_token_ids) == (0.7, 40, [3, 5])
+    assert asked.logprobs == 0
+    assert sampling_parameters(SamplingParameters(0.7, 100), 40, head_tokens=8).logprobs == 8
     assert (asked.top_p, asked.top_k, asked.min_p) == (1.0, 0, 0.0)
     assert (asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty) == (0, 0, 1)
     assert asked.ignore_eos

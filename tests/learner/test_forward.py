@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from learner.forward import (
     RawOutputs,
     forward_arguments,
 )
-from tests.learner.tiny_transformers import made_up_micro_batch, tiny_transformer
+from tests.learner.tiny_transformers import by_the_book, made_up_micro_batch, tiny_transformer
 
 ALL = ForwardNeeds(entropy=True, prompt=True, head=True, values=True)
 KINDS = ["Qwen3", "Llama", "Gemma2"]
@@ -73,39 +72,6 @@ def named(outputs: ForwardOutputs | RawOutputs) -> Named:
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def by_the_book(model: Any, critic: Critic) -> Named:  # noqa: ANN401
-    """Everything from full logits and full hidden states, nothing chunked, nothing left out."""
-    micro = made_up_micro_batch()
-    output = model(input_ids=micro.token_ids, output_hidden_states=True)
-    hidden = output.hidden_states[-1]
-    if isinstance(critic, ModelCritic):
-        hidden = critic.trunk(input_ids=micro.token_ids).last_hidden_state
-    elif critic.detach_trunk:
-        hidden = hidden.detach()
-    values: Any = (hidden @ critic.head.weight[0]) + critic.head.bias  # type: ignore[union-attr,index]
-
-    def of_tokens(table: Tensor, ids: Tensor) -> Tensor:
-        """table [B, T, V] at position t - 1 says what entry t of ids [B, T, K] gets."""
-        shifted = table[:, :-1].gather(2, ids[:, 1:].clamp(min=0))
-        return torch.nn.functional.pad(shifted, (0, 0, 1, 0))
-
-    heated = torch.log_softmax(output.logits / micro.temperature[:, None, None], dim=-1)
-    entropy = -(heated.exp() * heated).sum(dim=-1)
-    own = micro.token_ids[..., None]
-    plain = torch.log_softmax(output.logits, dim=-1)
-    assert micro.head_ids is not None
-    head_mask = (micro.head_ids >= 0) & micro.action_mask[..., None]
-    before = torch.nn.functional.pad(torch.stack((entropy, values))[:, :, :-1], (1, 0))
-    return {
-        "logprobs": of_tokens(heated, own)[..., 0] * micro.action_mask,
-        "entropy": before[0] * micro.action_mask,
-        "prompt_logprobs": of_tokens(plain, own)[..., 0] * micro.prompt_mask,
-        "head_logprobs": of_tokens(heated, micro.head_ids) * head_mask,
-        "values": before[1] * micro.action_mask,
-        "bootstrap_values": values[torch.arange(3), micro.lengths_tokens - 1],
-    }
-
-
 def mixed_loss(outputs: Named) -> Tensor:
     """Each entry of each output with a factor of its own."""
     generator = torch.Generator().manual_seed(9)
@@ -156,7 +122,7 @@ def test_outputs_and_gradient_are_those_of_the_plain_model(kind: str, critic: st
     plain_critic, value = (made_up_critic(critic, kind, torch.float64) for _ in range(2))
     plain = torch.nn.ModuleDict({"model": plain_model, "critic": plain_critic})
     policy = PolicyForward(model, value)
-    found, expected = run(policy), by_the_book(plain_model, plain_critic)
+    found, expected = run(policy), by_the_book(plain_model, plain_critic, made_up_micro_batch())
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=1e-12, rtol=1e-10, msg=name)

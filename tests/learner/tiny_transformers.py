@@ -1,12 +1,14 @@
-"""Random transformers and a micro-batch of odd shapes for them."""
+"""Random transformers, a micro-batch of odd shapes for them, and what plain torch says of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from learner.batch import MicroBatch
+from learner.critic import Critic, ModelCritic
 
 VOCABULARY = 32
 TEMPERATURE = (0.5, 1.0, 1.75)
@@ -64,3 +66,35 @@ def made_up_micro_batch(padding_tokens: int = 0, fill: int = 0) -> MicroBatch:
         filler=False,
         head_ids=padded(head, -1),
     )
+
+
+def by_the_book(model: Any, critic: Critic, micro: MicroBatch) -> dict[str, Tensor]:  # noqa: ANN401
+    """Everything from full logits and full hidden states, nothing chunked, nothing left out."""
+    output = model(input_ids=micro.token_ids, output_hidden_states=True)
+    hidden = output.hidden_states[-1]
+    if isinstance(critic, ModelCritic):
+        hidden = critic.trunk(input_ids=micro.token_ids).last_hidden_state
+    elif critic.detach_trunk:
+        hidden = hidden.detach()
+    values: Any = (hidden @ critic.head.weight[0]) + critic.head.bias  # type: ignore[union-attr,index]
+
+    def of_tokens(table: Tensor, ids: Tensor) -> Tensor:
+        """table [B, T, V] at position t - 1 says what entry t of ids [B, T, K] gets."""
+        shifted = table[:, :-1].gather(2, ids[:, 1:].clamp(min=0))
+        return torch.nn.functional.pad(shifted, (0, 0, 1, 0))
+
+    heated = torch.log_softmax(output.logits / micro.temperature[:, None, None], dim=-1)
+    entropy = -(heated.exp() * heated).sum(dim=-1)
+    own = micro.token_ids[..., None]
+    plain = torch.log_softmax(output.logits, dim=-1)
+    assert micro.head_ids is not None
+    head_mask = (micro.head_ids >= 0) & micro.action_mask[..., None]
+    before = torch.nn.functional.pad(torch.stack((entropy, values))[:, :, :-1], (1, 0))
+    return {
+        "logprobs": of_tokens(heated, own)[..., 0] * micro.action_mask,
+        "entropy": before[0] * micro.action_mask,
+        "prompt_logprobs": of_tokens(plain, own)[..., 0] * micro.prompt_mask,
+        "head_logprobs": of_tokens(heated, micro.head_ids) * head_mask,
+        "values": before[1] * micro.action_mask,
+        "bootstrap_values": values[torch.arange(len(values)), micro.lengths_tokens - 1],
+    }
