@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from cluster.correction_checks import correction_fits
 from cluster.derived import group_bytes, needed_resources, queue_groups
-from correction.errors import ConfigError, RecipeError
+from correction.errors import ConfigError
 from learner.schedule import most_versions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.config import RunConfig
-    from correction.recipes import Recipe
 
 Problem = str | None
 
@@ -244,58 +244,6 @@ def _no_correction_is_meant(config: RunConfig) -> Problem:
     return "correction.overrides.allow_no_correction: say correction.none = true instead"
 
 
-def _correction_fits(config: RunConfig) -> Problem:
-    """Composes the correction: unknown names and parts, wrong combinations, lag left alone."""
-    from correction.recipes import resolve
-
-    correction, lag = config.correction, config.lag.max_lag_versions
-    overrides = {**correction.overrides, "allow_no_correction": True}
-    try:
-        recipe = resolve(
-            correction.recipe,
-            overrides,
-            max_lag_versions=lag,
-            group_size=config.rollout.group_size,
-        )
-    except RecipeError as error:
-        return str(error)
-    return _unmet_need(config, recipe) or _lag_is_corrected(config, recipe)
-
-
-def _unmet_need(config: RunConfig, recipe: Recipe) -> Problem:
-    """What the recipe cannot do without and nothing in the run gives."""
-    from correction.needs import Need
-
-    name = config.correction.recipe
-    for need, maker in (
-        (Need.TEACHER, "teacher that scores trajectories"),
-        (Need.SEGMENTS, "rollout that branches"),
-        (Need.EXPERT, "expert that labels states"),
-    ):
-        if need in recipe.needs:
-            return (
-                f"correction.recipe = {name!r}: needs what a {maker} gives, and no run has one "
-                "yet; choose another recipe"
-            )
-    if Need.PRETRAINING in recipe.needs and config.pretraining.path is None:
-        return (
-            f"correction.recipe = {name!r}: needs text to mix in; set pretraining.path to a local "
-            ".jsonl, .txt or .parquet file, or take the pretraining penalty out"
-        )
-    return None
-
-
-def _lag_is_corrected(config: RunConfig, recipe: Recipe) -> Problem:
-    correction, lag = config.correction, config.lag.max_lag_versions
-    if lag == 0 or correction.none or recipe.corrects_lag or recipe.is_imitation:
-        return None
-    return (
-        f"correction.recipe = {correction.recipe!r}: corrects for no lag, but "
-        f"lag.max_lag_versions = {lag}; set it to 0, choose a recipe that corrects, or say "
-        "correction.none = true to go without"
-    )
-
-
 def _model_is_there(config: RunConfig) -> Problem:
     """Finds the model, which must be one whose weights can be swapped."""
     from cluster.model_source import find_model
@@ -358,6 +306,6 @@ RULES: tuple[Callable[[RunConfig], Problem], ...] = (
 LATE_RULES: tuple[Callable[[RunConfig], Problem], ...] = (
     _model_is_there,
     _environment_is_known,
-    _correction_fits,
+    correction_fits,
 )
 """Rules that look at the disk or load torch."""

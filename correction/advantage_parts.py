@@ -6,6 +6,7 @@ with a number a token: `token_advantage_parts`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -37,7 +38,7 @@ class Advantages:
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryAdvantage:
+class TrajectoryAdvantage(ABC):
     """Base of the estimators that give each trajectory one number."""
 
     kind: ClassVar[str]
@@ -45,9 +46,9 @@ class TrajectoryAdvantage:
     a_token: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset()
 
+    @abstractmethod
     def of_rewards(self, view: BatchView) -> Tensor:
         """Advantages [N] of the view's rewards [N]."""
-        raise NotImplementedError
 
     def __call__(self, view: BatchView, token_rewards: Tensor) -> Advantages:
         """Advantages of a batch. token_rewards: [N, T], what the view's rewards are the sums of."""

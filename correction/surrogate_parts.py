@@ -6,6 +6,7 @@ own_weight: theta/mu acts inside, a weight beside it would count it twice.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -44,7 +45,7 @@ class SurrogateInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicySurrogate:
+class PolicySurrogate(ABC):
     """Base of the surrogates: what each says about itself."""
 
     kind: ClassVar[str]
@@ -63,17 +64,26 @@ class PolicySurrogate:
         """One number a trajectory [N] that needs the whole batch, if any."""
         return None
 
-    def losses(self, inputs: SurrogateInputs) -> TokenLosses:
-        """Token losses [B, T]."""
-        raise NotImplementedError
-
+    @abstractmethod
     def __call__(self, inputs: SurrogateInputs) -> tuple[TokenLosses, Mapping[str, Tensor]]:
         """Token losses [B, T], and figures of each token [B, T] by name, for the metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain(PolicySurrogate):
+    """A surrogate that has nothing to tell but its losses."""
+
+    @abstractmethod
+    def losses(self, inputs: SurrogateInputs) -> TokenLosses:
+        """Token losses [B, T]."""
+
+    def __call__(self, inputs: SurrogateInputs) -> tuple[TokenLosses, Mapping[str, Tensor]]:
+        """Token losses [B, T], and no figures."""
         return self.losses(inputs), {}
 
 
 @dataclass(frozen=True, slots=True)
-class _Clipped(PolicySurrogate):
+class _Clipped(_Plain):
     """clip_low, clip_high: how far below and above 1 the ratio counts."""
 
     clip_low: float = 0.2
@@ -154,7 +164,7 @@ class Gepo(_Clipped):
 
 
 @dataclass(frozen=True, slots=True)
-class Cispo(PolicySurrogate):
+class Cispo(_Plain):
     """Clipped ratio as a weight, so that clipped tokens keep their gradient.
 
     clip_low of 1 and more is no lower bound. The upper bound is 1 + clip_high.
@@ -181,7 +191,7 @@ class Cispo(PolicySurrogate):
 
 
 @dataclass(frozen=True, slots=True)
-class Sapo(PolicySurrogate):
+class Sapo(_Plain):
     """A soft gate in place of the clip. temperature_*: of the sigmoid, by sign of advantage."""
 
     temperature_positive: float = 1.0
@@ -205,7 +215,7 @@ class Sapo(PolicySurrogate):
 
 
 @dataclass(frozen=True, slots=True)
-class Reinforce(PolicySurrogate):
+class Reinforce(_Plain):
     """The plain policy gradient; no ratio inside. With V-trace advantages: V-trace's."""
 
     kind: ClassVar[str] = "reinforce"
@@ -291,7 +301,7 @@ class ScoreCentered(PolicySurrogate):
 
 
 @dataclass(frozen=True, slots=True)
-class CrossEntropy(PolicySurrogate):
+class CrossEntropy(_Plain):
     """Imitation of the tokens as they stand: an expert's. No advantage, no ratio."""
 
     kind: ClassVar[str] = "cross_entropy"

@@ -6,6 +6,7 @@ the target policy itself: it is computed anew in every pass, from what `VTrace.t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -28,7 +29,7 @@ from correction.vtrace import VtraceEstimate, vtrace
 
 
 @dataclass(frozen=True, slots=True)
-class TokenAdvantage:
+class TokenAdvantage(ABC):
     """Base of the estimators that give each token a number."""
 
     kind: ClassVar[str]
@@ -40,9 +41,9 @@ class TokenAdvantage:
         """What the estimator cannot do without."""
         return frozenset()
 
+    @abstractmethod
     def __call__(self, view: BatchView, token_rewards: Tensor) -> Advantages:
         """Advantages of a batch. token_rewards: [N, T], what the view's rewards are the sums of."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

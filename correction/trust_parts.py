@@ -5,6 +5,7 @@ The mathematics is in `trust`. A rejected token has weight 0 and stays in the de
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,15 +34,15 @@ class TrustInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class TrustMask:
+class TrustMask(ABC):
     """Base of the masks. whole_batch: decided once, over all of the batch before any step."""
 
     kind: ClassVar[str]
     whole_batch: ClassVar[bool] = False
 
+    @abstractmethod
     def __call__(self, inputs: TrustInputs) -> Tensor:
         """Bool [B, T], true where the token is kept."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
