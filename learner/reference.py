@@ -11,7 +11,13 @@ from __future__ import annotations
 import torch
 
 from learner.batch import MicroBatch
-from learner.forward import ForwardNeeds, ForwardOutputs, PolicyForward, forward_arguments
+from learner.forward import (
+    ForwardNeeds,
+    ForwardOutputs,
+    PolicyForward,
+    RawOutputs,
+    forward_arguments,
+)
 from learner.policy_model import load_policy
 from learner.settings import LearnerSettings, ReferenceSettings
 
@@ -34,4 +40,5 @@ class ReferencePolicy:
         """
         wanted = ForwardNeeds(prompt=needs.prompt)
         with torch.no_grad():
-            return self._forward(**forward_arguments(micro, wanted, self._device)).on_cpu()
+            raw: RawOutputs = self._forward(**forward_arguments(micro, wanted, self._device))
+        return raw.on_cpu()
