@@ -51,6 +51,7 @@ def queue_policy(config: RunConfig, run_id: str) -> QueuePolicy:
         lease_s=config.queue.lease_s,
         min_survivors=min(2, config.rollout.group_size),
         total_steps=config.run.max_steps,
+        max_filtered_in_a_row=config.rollout.max_filtered_in_a_row,
     )
 
 

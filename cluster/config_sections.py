@@ -94,6 +94,9 @@ class RolloutSection(Section):
     environment_deadline_s: Positive = 10.0
     """Seconds that one call into the environment may take before the episode is dropped."""
 
+    max_filtered_in_a_row: AtLeastZero = 500
+    """Groups that the group filter may drop in a row before the run stops; 0 never stops it."""
+
     @field_validator("top_p")
     @classmethod
     def _whole_mass(cls, value: float) -> float:

@@ -31,6 +31,7 @@ from cluster.fleet import Fleet, FleetThread
 from cluster.learner_group import LearnerGroup
 from cluster.node_store import NodeStores
 from cluster.observing.events import Observer
+from cluster.observing.group_report import told_filtering
 from cluster.observing.step_events import step_event
 from cluster.trajectory_queue.ray_queue import TrajectoryQueue
 from correction.errors import RunError
@@ -156,11 +157,13 @@ class Supervisor:
         def check_health() -> None:
             if fleet.failure is not None:
                 raise fleet.failure
-            if polling.done():  # it never ends by itself
+            if polling.done():  # it ends only with a cause
                 polling.result()
 
         def explain_stall() -> str:
-            return stall_cause(queue.stats().trajectories.dropped, fleet.first_failures)
+            stats = queue.stats()
+            dropped, filtering = stats.trajectories.dropped, told_filtering(stats)
+            return stall_cause(dropped, fleet.first_failures, filtering)
 
         return LearnerLoop(
             source=queue,
@@ -197,12 +200,15 @@ class Supervisor:
     def _polling(
         self, queue: TrajectoryQueue, fleet: Fleet, loop: asyncio.AbstractEventLoop
     ) -> Iterator[Future[None]]:
-        """Read queue and actors about once a second while the run goes on."""
+        """Read queue and actors about once a second while the run goes on, unless it cannot."""
 
         async def poll() -> None:
             while True:
                 self._observer.on_actors(await fleet.poll())
-                self._observer.on_queue(await asyncio.to_thread(queue.stats))
+                stats = await asyncio.to_thread(queue.stats)
+                self._observer.on_queue(stats)
+                if stats.stop_cause is not None:
+                    raise RunError(stats.stop_cause)
                 await asyncio.sleep(POLL_S)
 
         task = asyncio.run_coroutine_threadsafe(poll(), loop)
@@ -215,10 +221,16 @@ class Supervisor:
         return time.monotonic() - self._began
 
 
-def stall_cause(dropped: Mapping[str, int], first_failures: Mapping[str, str]) -> str:
-    """What is known of why no data comes: the drops so far, and in words what failed first."""
+def stall_cause(
+    dropped: Mapping[str, int], first_failures: Mapping[str, str], filtering: str = ""
+) -> str:
+    """What is known of why no data comes: the drops so far, and in words what failed first.
+
+    filtering: in words, what the group filter dropped.
+    """
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
     parts = [f"dropped so far: {counts}"] if counts else []
+    parts += [filtering] if filtering else []
     parts += [f"first {reason}: {detail}" for reason, detail in first_failures.items()]
     return "".join(f"; {part}" for part in parts)
 

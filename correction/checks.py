@@ -5,6 +5,8 @@ What stands at masked places is never looked at: it may be anything, NaN include
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -56,6 +58,8 @@ def require_mask(name: str, mask: Tensor) -> None:
 
 def require_finite(name: str, values: Tensor, mask: Tensor | None = None) -> None:
     """No NaN and no infinity in `values`, where `mask` (if given) is true."""
+    if _all_within(values, math.inf):
+        return
     broken = ~torch.isfinite(values)
     if mask is not None:
         broken &= mask
@@ -72,6 +76,8 @@ def require_logprobs(name: str, values: Tensor, mask: Tensor) -> None:
     """
     require_floating(name, values)
     require_shape(name, values, tuple(mask.shape))
+    if _all_within(values, LOGPROB_SLACK):
+        return
     require_finite(name, values, mask)
     positive = (values > LOGPROB_SLACK) & mask
     if bool(positive.any()):
@@ -125,3 +131,15 @@ def require_parameter(holds: bool, key: str, rule: str, value: float) -> None:
     """`holds`, the rule for a recipe's parameter. `key`: as in a config, below `correction`."""
     if not holds:
         raise RecipeError(f"correction.{key}: must be {rule}, got {value}")
+
+
+def _all_within(values: Tensor, high: float) -> bool:
+    """Whether all of `values`, masked places too, are finite and at most `high`.
+
+    One pass that settles the usual case, in a tenth of the time of looking at each place; NaN
+    travels through the extremes.
+    """
+    if values.numel() == 0:
+        return True
+    lowest, highest = torch.stack(torch.aminmax(values.detach())).tolist()
+    return math.isfinite(lowest) and math.isfinite(highest) and highest <= high

@@ -15,7 +15,7 @@ from torch import Tensor
 
 def fill_masked(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
     """`values` where the mask is true, `fill` elsewhere. The gradient of masked places is 0."""
-    return torch.where(mask, values, torch.full_like(values, fill))
+    return torch.where(mask, values, fill)
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:

@@ -50,8 +50,7 @@ def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
     before they are subtracted: in bfloat16 the difference of two logprobs is mostly rounding.
     """
     dtype = working_dtype(numerator, denominator)
-    upper = fill_masked(numerator.to(dtype), mask)
-    return upper - fill_masked(denominator.to(dtype), mask)
+    return fill_masked(numerator.to(dtype) - denominator.to(dtype), mask)
 
 
 def segment_sizes(mask: Tensor, level: Level, turn_ids: Tensor, dtype: torch.dtype) -> Tensor:

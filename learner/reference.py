@@ -11,7 +11,13 @@ from __future__ import annotations
 import torch
 
 from learner.batch import MicroBatch
-from learner.forward import ForwardNeeds, ForwardOutputs, PolicyForward, RawOutputs, forward_arguments
+from learner.forward import (
+    ForwardNeeds,
+    ForwardOutputs,
+    PolicyForward,
+    RawOutputs,
+    forward_arguments,
+)
 from learner.policy_model import load_policy
 from learner.settings import LearnerSettings, ReferenceSettings
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from actors.trajectory.account import GroupCosts
 from correction.versions import PolicyVersion
 
 
@@ -58,6 +59,12 @@ class QueueStats:
     """Bytes of all groups taken in so far."""
     head_bytes: int = 0
     """Bytes of heads among them."""
+    kept: Mapping[str, GroupCosts] = field(default_factory=dict)
+    """Costs of the finished groups that the group filter kept, by `GroupOutcome`."""
+    filtered: Mapping[str, GroupCosts] = field(default_factory=dict)
+    """Costs of those that it dropped."""
+    stop_cause: str | None = None
+    """Why no batch can be expected any more, in words; None while there is hope."""
 
 
 @dataclass(frozen=True, slots=True)

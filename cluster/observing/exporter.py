@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry, start_http_server
 
-from cluster.observing import diagnostic_metrics, distributions
+from cluster.observing import diagnostic_metrics, distributions, group_report
 from cluster.observing.accounts import ActorAccount, LearnerClock, ReuseAccount
 from cluster.observing.events import (
     ActorStats,
@@ -120,6 +120,7 @@ class MetricsExporter:
                 store.raise_to("lagwise_queue_rejected_total", count, reason)
             self._show_ledger("trajectories", "issued", stats.trajectories)
             self._show_ledger("tokens", "generated", stats.tokens)
+            self._show_groups(stats)
 
     def on_actors(self, stats: Mapping[str, ActorStats]) -> None:
         """Show the living fleet; what is gone or dead vanishes, the totals stay."""
@@ -210,6 +211,14 @@ class MetricsExporter:
         store.set(f"lagwise_{unit}_open", counts.queued, "queued")
         store.set(f"lagwise_{unit}_open", counts.leased, "leased")
         store.set(f"lagwise_{unit}_open", counts.in_flight, "in_flight")
+
+    def _show_groups(self, stats: QueueStats) -> None:
+        for name, count, outcome in group_report.counters(stats):
+            self._store.raise_to(name, count, outcome)
+        self._store.replace("lagwise_group_reward_mean", group_report.reward_means(stats))
+        ratio = group_report.filtered_tokens_ratio(stats)
+        if ratio is not None:
+            self._store.set("lagwise_filtered_tokens_ratio", ratio)
 
     def _show_fleet(self, stats: Mapping[str, ActorStats]) -> None:
         living = {name: actor for name, actor in stats.items() if actor.state != "dead"}

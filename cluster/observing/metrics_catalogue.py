@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from actors.trajectory.record import DropReason
-from cluster.observing import diagnostic_metrics
+from cluster.observing import diagnostic_metrics, group_report
 from cluster.observing.metric import Kind, Metric, Section
 
 LAG_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -224,6 +224,7 @@ CATALOGUE: dict[str, Metric] = {
         _learner(),
         _queue(),
         _ledger(),
+        group_report.METRICS,
         _broadcast(),
         _actors(),
         _run(),

@@ -23,6 +23,7 @@ from cluster.observing.events import (
     QueueStats,
     StepEvent,
 )
+from cluster.observing.group_report import group_summary
 from cluster.observing.step_log import event_record
 from correction.versions import PolicyVersion
 
@@ -47,6 +48,7 @@ class SummaryBuilder:
         self._trajectories = NOTHING
         self._tokens = NOTHING
         self._received: dict[str, int | None] = {"bytes": None, "head_bytes": None}
+        self._groups = group_summary(None)
         self._broadcasts = _Broadcasts()
         self._evaluations: list[dict[str, object]] = []
 
@@ -73,6 +75,7 @@ class SummaryBuilder:
         """Keep the last state of the ledger."""
         self._trajectories, self._tokens = stats.trajectories, stats.tokens
         self._received = {"bytes": stats.received_bytes, "head_bytes": stats.head_bytes}
+        self._groups = group_summary(stats)
 
     def on_actors(self, stats: Mapping[str, ActorStats]) -> None:
         """Add to the fleet's totals."""
@@ -109,6 +112,7 @@ class SummaryBuilder:
             "trajectories": {"issued": self._trajectories.issued, **_ends(self._trajectories)},
             "tokens": {"generated": self._tokens.issued, **_ends(self._tokens)},
             "received": dict(self._received),
+            "groups": self._groups,
             "policy_lag": {
                 **_lag(self._lag_tokens),
                 "per_trajectory": _lag(self._lag_trajectories),

@@ -11,6 +11,7 @@ from collections import Counter
 
 from actors.trajectory.record import DropReason
 from cluster.observing.events import LedgerCounts
+from cluster.trajectory_queue.records import GroupSummary
 from correction.errors import RunError
 
 
@@ -34,14 +35,22 @@ class Ledger:
         """Rollouts were admitted."""
         self._issued += trajectories
 
-    def receive(self, size_bytes: int, head_bytes: int) -> None:
-        """An encoded group was taken in."""
-        self.received_bytes += size_bytes
-        self.head_bytes += head_bytes
+    def receive(self, summary: GroupSummary, members: int, size_bytes: int) -> None:
+        """A granted group of so many members came in, encoded in `size_bytes`.
 
-    def report(self, tokens: int) -> None:
-        """Tokens of finished or failed rollouts became known."""
-        self._generated_tokens += tokens
+        Its tokens are known now. Members that failed are dropped by their reason; a member without
+        a word is an engine's failure.
+        """
+        self.received_bytes += size_bytes
+        self.head_bytes += summary.head_bytes
+        self._generated_tokens += summary.tokens
+        for reason, count in summary.failures.items():
+            tokens = summary.failed_tokens.get(reason, 0)
+            self._generated_tokens += tokens
+            self.drop(reason, count, tokens)
+        silent = members - summary.survivors - sum(summary.failures.values())
+        if silent:
+            self.drop(DropReason.ENGINE_ERROR, silent, 0)
 
     def train(self, trajectories: int, tokens: int) -> None:
         """Trajectories served their last pass."""
@@ -49,7 +58,7 @@ class Ledger:
         self._trained_tokens += tokens
 
     def drop(self, reason: DropReason, trajectories: int, tokens: int) -> None:
-        """Trajectories were dropped; their tokens must have been reported before."""
+        """Trajectories were dropped; their tokens are those of a received group."""
         self._dropped[reason.value] += trajectories
         self._dropped_tokens[reason.value] += tokens
 

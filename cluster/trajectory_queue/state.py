@@ -22,6 +22,7 @@ from actors.admission import capacity, may_lease, trainable
 from actors.task_queue import Grant, PutOutcome
 from actors.trajectory.record import DropReason
 from cluster.observing.events import QueueStats
+from cluster.trajectory_queue.filtering import FilterAccount
 from cluster.trajectory_queue.ledger import Ledger, check_closed
 from cluster.trajectory_queue.records import (
     GroupSummary,
@@ -30,6 +31,7 @@ from cluster.trajectory_queue.records import (
     Leased,
     QueuePolicy,
     Ready,
+    sizes,
 )
 from cluster.trajectory_queue.requesters import Requesters
 from correction.errors import RunError
@@ -43,6 +45,7 @@ class QueueState:
         self.policy = policy
         self._clock = clock
         self._ledger = Ledger()
+        self._groups = FilterAccount(policy.max_filtered_in_a_row)
         self._in_flight: dict[str, InFlight] = {}
         self._ready: dict[str, Ready] = {}
         self._leases: dict[int, Leased] = {}
@@ -87,13 +90,12 @@ class QueueState:
         if granted is None:
             self._duplicates += 1
             return PutOutcome.DUPLICATE
-        if self._too_full_for(len(payload)):
+        if not summary.filtered and self._too_full_for(len(payload)):
             return PutOutcome.FULL
         del self._in_flight[summary.group_id]
-        self._account_failures(summary, granted.members)
-        self._ledger.receive(len(payload), summary.head_bytes)
-        self._ledger.report(summary.tokens)
+        self._ledger.receive(summary, granted.members, len(payload))
         reason = self._unfit(summary)
+        self._compare(summary, reason)
         if reason is not None:
             self._ledger.drop(reason, summary.survivors, summary.tokens)
             return PutOutcome.DROPPED
@@ -225,8 +227,8 @@ class QueueState:
 
     def stats(self) -> QueueStats:
         """Read everything; raises RunError if the ledger does not close."""
-        queued, queued_tokens = _sizes(self._ready.values())
-        leased, leased_tokens = _sizes(r for lease in self._leases.values() for r in lease.groups)
+        queued, queued_tokens = sizes(self._ready.values())
+        leased, leased_tokens = sizes(r for lease in self._leases.values() for r in lease.groups)
         in_flight = sum(granted.members for granted in self._in_flight.values())
         trajectories = self._ledger.trajectories(queued=queued, leased=leased, in_flight=in_flight)
         tokens = self._ledger.tokens(queued=queued_tokens, leased=leased_tokens)
@@ -242,6 +244,9 @@ class QueueState:
             queued_bytes=self._ready_bytes(),
             received_bytes=self._ledger.received_bytes,
             head_bytes=self._ledger.head_bytes,
+            kept=self._groups.kept,
+            filtered=self._groups.filtered,
+            stop_cause=self._groups.stop_cause,
             oldest_age_s=self._clock() - oldest,
             capacity_groups=self._room(self._version.step)[0],
             refused=dict(self._refused),
@@ -263,7 +268,7 @@ class QueueState:
 
     def _room(self, engine_step: int) -> tuple[int, str]:
         """Groups that may start on such an engine, and the rule that is tightest."""
-        if self._paused is not None:
+        if self._paused is not None or self._groups.stop_cause is not None:
             return 0, "paused"
         open_groups = len(self._ready) + len(self._in_flight)
         rooms = {
@@ -271,14 +276,18 @@ class QueueState:
                 self.policy.budget, self._next_batch_step(), self._outstanding(), engine_step
             ),
             "count": self.policy.max_groups - open_groups,
-            "bytes": self.policy.max_groups
-            if self._expected_bytes() < self.policy.max_bytes
-            else 0,
+            "bytes": self._room_in_bytes(open_groups),
         }
         if self.policy.total_steps is not None:
             rooms["tail"] = self._groups_to_the_end(self.policy.total_steps) - open_groups
         rule = min(rooms, key=lambda name: rooms[name])
         return max(0, rooms[rule]), rule
+
+    def _room_in_bytes(self, open_groups: int) -> int:
+        """Never less than a batch lacks: what was filtered or lost must be made up for."""
+        if self._expected_bytes() < self.policy.max_bytes:
+            return self.policy.max_groups
+        return self.policy.budget.groups_per_step - open_groups
 
     def _groups_to_the_end(self, total_steps: int) -> int:
         """Groups that the batches after the one in work need. From the version, not from what
@@ -313,11 +322,19 @@ class QueueState:
         return sorted(self._ready.values(), key=lambda r: (r.summary.oldest_step, r.arrived_s))
 
     def _unfit(self, summary: GroupSummary) -> DropReason | None:
+        if summary.filtered:
+            return DropReason.FILTERED
         if summary.survivors < self.policy.min_survivors:
             return DropReason.GROUP_TOO_SMALL
         if not trainable(self.policy.budget, self._next_batch_step(), summary.oldest_step):
             return DropReason.LAG
         return None
+
+    def _compare(self, summary: GroupSummary, reason: DropReason | None) -> None:
+        """Count what the group filter judged, whatever becomes of it afterwards."""
+        if summary.account is None or reason is DropReason.GROUP_TOO_SMALL:
+            return
+        (self._groups.drop if summary.filtered else self._groups.keep)(summary.account)
 
     def _drop_too_old(self) -> None:
         step = self._next_batch_step()
@@ -325,22 +342,3 @@ class QueueState:
             if not trainable(self.policy.budget, step, ready.summary.oldest_step):
                 del self._ready[group_id]
                 self._ledger.drop(DropReason.LAG, ready.summary.survivors, ready.summary.tokens)
-
-    def _account_failures(self, summary: GroupSummary, members: int) -> None:
-        """Members that failed, by reason; a member without a word is an engine's failure."""
-        for reason, count in summary.failures.items():
-            tokens = summary.failed_tokens.get(reason, 0)
-            self._ledger.report(tokens)
-            self._ledger.drop(reason, count, tokens)
-        silent = members - summary.survivors - sum(summary.failures.values())
-        if silent:
-            self._ledger.drop(DropReason.ENGINE_ERROR, silent, 0)
-
-
-def _sizes(groups: Iterable[Ready]) -> tuple[int, int]:
-    """Trajectories and tokens of some groups."""
-    trajectories = tokens = 0
-    for ready in groups:
-        trajectories += ready.summary.survivors
-        tokens += ready.summary.tokens
-    return trajectories, tokens

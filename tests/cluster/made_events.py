@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from actors.trajectory.account import GroupCosts
 from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
@@ -99,6 +100,8 @@ def make_queue(
     rejected: Mapping[str, int] | None = None,
     received_bytes: int = 40_000,
     head_bytes: int = 30_000,
+    kept: Mapping[str, GroupCosts] | None = None,
+    filtered: Mapping[str, GroupCosts] | None = None,
 ) -> QueueStats:
     return QueueStats(
         trajectories=trajectories or make_ledger(),
@@ -114,6 +117,8 @@ def make_queue(
         rejected=rejected or {},
         received_bytes=received_bytes,
         head_bytes=head_bytes,
+        kept=kept or {},
+        filtered=filtered or {},
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from actors.trajectory.account import GroupCosts
 from actors.trajectory.record import DropReason
 from cluster.observing.diagnostic_metrics import PLACES
 from cluster.observing.exporter import MetricsExporter
@@ -129,7 +130,9 @@ def test_every_metric_of_the_catalogue_can_be_seen_and_nothing_else(
     try:
         bounded.on_step(make_step(1, metrics=every_diagnostic, reward_parts={"answer": 1.0}))
         bounded.on_broadcast(make_broadcast(phases_s={"load": 0.1}))
-        bounded.on_queue(make_queue(rejected={"length_mismatch": 1}))
+        kept = {"mixed": GroupCosts(1, 4, 0, 40, 2.0)}
+        tokens = make_ledger(queued=40)
+        bounded.on_queue(make_queue(tokens=tokens, rejected={"length_mismatch": 1}, kept=kept))
         bounded.on_actors({"actor-0": make_actor()})
         bounded.on_evaluation(make_evaluation())
         found = names_of(scrape(bounded))

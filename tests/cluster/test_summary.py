@@ -83,6 +83,7 @@ def test_a_whole_run_against_numbers_computed_by_hand() -> None:
         "trajectories": {"issued": 11, "trained": 8, "dropped": {"lag": 2}, "open": 1},
         "tokens": {"generated": 154, "trained": 120, "dropped": {"lag": 30}, "open": 4},
         "received": {"bytes": 40_000, "head_bytes": 30_000},
+        "groups": {"filtered_tokens_ratio": 0.0, "kept": {}, "filtered": {}},
         "policy_lag": {
             "mean": 2.5,  # (10 + 10 + 280) / 120
             "p95": 4,
@@ -133,6 +134,7 @@ def test_an_empty_run_has_the_whole_contract_and_no_invented_zero() -> None:
     assert summary["steps"] == 0
     assert summary["reward"] == {"first": None, "last": None, "best": None}
     assert summary["received"] == {"bytes": None, "head_bytes": None}
+    assert summary["groups"] == {"filtered_tokens_ratio": None, "kept": {}, "filtered": {}}
     lag = summary["policy_lag"]
     assert isinstance(lag, dict)
     assert (lag["mean"], lag["max"], lag["histogram"]) == (None, None, {})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from correction.bounds import Bound, bound_weight
+from correction.bounds import SIGNED_BOUNDS, Bound, bound_weight
 from correction.masks import fill_masked, masked_mean, masked_sum, turn_count, turn_sum
 from correction.ratios import MAX_LOG_RATIO, Level, at_level, log_ratio, segment_sizes, to_ratio
 
@@ -96,7 +96,7 @@ def test_the_geometric_level_survives_a_long_answer_and_the_product_does_not() -
     assert geometric == pytest.approx(0.9990004998, rel=1e-9)
 
 
-@pytest.mark.parametrize("bound", list(Bound))
+@pytest.mark.parametrize("bound", [bound for bound in Bound if bound not in SIGNED_BOUNDS])
 def test_a_weight_is_detached_and_says_what_it_changed(bound: Bound) -> None:
     logs = torch.tensor([0.1, 1.0, 4.0], dtype=torch.float64).log().requires_grad_()
     weight = bound_weight(logs, bound, low=0.5, high=2.0)

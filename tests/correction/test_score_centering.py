@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -72,6 +72,7 @@ def test_a_short_head_is_enough_where_the_tails_are_proportional(
     theta = logits.detach().softmax(dim=-1)
     head, tail = [0, 1, 2], [3, 4, 5]
     scale = min(rho, 0.9 / float(theta[tail].sum()))
+    assume(min(abs(scale - edge) for edge in (0.5, 2.0)) > 1e-9)  # there a rounding decides
     mu[tail] = scale * theta[tail]
     mu[head] *= (1 - mu[tail].sum()) / mu[head].sum()
 
