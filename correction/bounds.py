@@ -126,11 +126,12 @@ def _signed_weight(log_weights: Tensor, bound: Bound, advantages: Tensor | None)
     if bound is Bound.TOPR:
         ratio = to_ratio(log_weights)
         return torch.where(given > 0, torch.ones_like(ratio), ratio.clamp(max=1.0))
-    positive = _gamma_weight(log_weights, VESPO_POSITIVE)
-    return torch.where(given >= 0, positive, _gamma_weight(log_weights, VESPO_NEGATIVE))
+    return _gamma_weight(log_weights, given >= 0)
 
 
-def _gamma_weight(log_weights: Tensor, shape: GammaShape) -> Tensor:
+def _gamma_weight(log_weights: Tensor, positive: Tensor) -> Tensor:
     """phi, from its log: w^k alone would overflow float32 where the product is 0."""
     logs = log_weights.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return (shape.power * logs - shape.rate * torch.expm1(logs)).exp()
+    power = torch.where(positive, VESPO_POSITIVE.power, VESPO_NEGATIVE.power).to(logs.dtype)
+    rate = torch.where(positive, VESPO_POSITIVE.rate, VESPO_NEGATIVE.rate).to(logs.dtype)
+    return (power * logs - rate * torch.expm1(logs)).exp()

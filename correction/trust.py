@@ -217,8 +217,7 @@ def second_moment(log_ratios: Tensor, mask: Tensor, *, limit: float) -> Tensor:
 def _binary_kl(first: Tensor, second: Tensor) -> Tensor:
     """KL between "this token" and "any other" under two policies, from logprobs in float64."""
     first_rest, second_rest = _rest(first), _rest(second)
-    own = first.exp() * (first - second)
-    return own + first_rest * (first_rest / second_rest).log()
+    return (1 - first_rest) * (first - second) + first_rest * (first_rest / second_rest).log()
 
 
 def _rest(logprobs: Tensor) -> Tensor:
