@@ -18,7 +18,9 @@ from correction.aggregation import Denominators, count_denominators
 SEED = 26_030_000
 BATCHES = 2000
 SPREADS = (0.02, 0.3, 1.2)
-LARGE_EVERY = 250
+SIZES = ((1, 5), (2, 6), (1, 21))
+"""Ranges of groups, members of each and columns of the usual batch."""
+LARGE, LARGE_EVERY = (4, 8, 256), 250
 MAX_TOKENS = 300
 
 
@@ -73,31 +75,41 @@ def batches(
 ) -> Iterator[PeerBatch]:
     """`count` batches. gaps: tool text between action tokens. offset: other seeds."""
     for number in range(count):
-        yield make_batch(
-            SEED + offset + number,
-            large=number % LARGE_EVERY == LARGE_EVERY - 1,
-            gaps=gaps,
-            padding_rows=padding_rows,
-            dtype=dtype,
-        )
+        seed = SEED + offset + number
+        large = number % LARGE_EVERY == LARGE_EVERY - 1
+        size = LARGE if large else _size_of(seed)
+        yield make_batch(seed, size, gaps=gaps, padding_rows=padding_rows, dtype=dtype)
+
+
+def _size_of(seed: int) -> tuple[int, int, int]:
+    random = torch.Generator().manual_seed(seed)
+    groups, members, columns = (
+        int(torch.randint(low, high, (), generator=random)) for low, high in SIZES
+    )
+    return groups, members, columns
 
 
 def make_batch(
-    seed: int, *, large: bool, gaps: bool, padding_rows: bool, dtype: torch.dtype
+    seed: int,
+    size: tuple[int, int, int],
+    *,
+    gaps: bool,
+    padding_rows: bool,
+    dtype: torch.dtype,
+    span_tokens: int = 4,
 ) -> PeerBatch:
-    """The batch of one seed."""
+    """The batch of one seed. size: groups, members of each, columns. span_tokens: mean length of
+    what the policy or a tool says at once."""
     random = torch.Generator().manual_seed(seed)
-
-    def integer(low: int, high: int) -> int:
-        return int(torch.randint(low, high + 1, (), generator=random))
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype)
 
-    groups, members = (4, 8) if large else (integer(1, 4), integer(2, 5))
-    rows, columns = groups * members, 256 if large else integer(1, 20)
-    spread = SPREADS[seed % len(SPREADS)]
-    mask, turns = _mask_and_turns(rows, columns, random, gaps=gaps, padding_rows=padding_rows)
+    groups, members, columns = size
+    rows, spread = groups * members, SPREADS[seed % len(SPREADS)]
+    mask, turns = _mask_and_turns(rows, columns, span_tokens, random, gaps=gaps)
+    if padding_rows:
+        mask[1:] &= torch.rand(rows - 1, 1, generator=random) > 0.15
     target = -normal(rows, columns).abs() - 0.05
     proximal = (target + spread * normal(rows, columns)).clamp(max=-1e-3)
     return PeerBatch(
@@ -108,7 +120,7 @@ def make_batch(
         reference=(target + spread * normal(rows, columns)).clamp(max=-1e-3),
         values=normal(rows, columns),
         token_rewards=normal(rows, columns) * mask,
-        rewards=_rewards(groups, members, integer(0, 3), random).to(dtype),
+        rewards=_rewards(groups, members, seed % 4, random).to(dtype),
         advantages=normal(rows),
         group_index=torch.arange(groups).repeat(members),  # siblings do not lie side by side
         mask=mask,
@@ -118,19 +130,17 @@ def make_batch(
 
 
 def _mask_and_turns(
-    rows: int, columns: int, random: torch.Generator, *, gaps: bool, padding_rows: bool
+    rows: int, columns: int, span_tokens: int, random: torch.Generator, *, gaps: bool
 ) -> tuple[Tensor, Tensor]:
     """Action mask and turn ids [B, T]: spans of action tokens, with tool text between them."""
     lengths = torch.randint(1, columns + 1, (rows, 1), generator=random)
     mask = torch.arange(columns) < lengths
-    borders = torch.rand(rows, columns, generator=random) < 0.25
+    borders = torch.rand(rows, columns, generator=random) < 1 / span_tokens
     borders[:, 0] = False
     spans = borders.cumsum(dim=1)
     if gaps:
         mask &= spans % 2 == 0
         spans = spans // 2
-    if padding_rows:
-        mask[1:] &= torch.rand(rows - 1, 1, generator=random) > 0.15
     return mask, spans
 
 

@@ -2,9 +2,9 @@
 
 The packages want dozens of others (datasets, omegaconf, tensordict, gymnasium) that the functions
 do not. So nothing of a package is imported: its file is parsed, the named functions, classes and
-constants are cut out, without decorators and with annotations unread, and run in a namespace that
-holds just what they call. `make peers` puts the packages into `.cache/peers`, at the versions of
-the extra `peers`; Ray is installed anyway.
+constants are cut out, with annotations unread and without decorators (`torch.no_grad` stays), and
+run in a namespace that holds just what they call. `make peers` puts the packages into
+`.cache/peers`, at the versions of the extra `peers`; Ray is installed anyway.
 """
 
 from __future__ import annotations
@@ -102,5 +102,7 @@ def _name(node: ast.AST) -> str | None:
 def _bare(node: ast.AST) -> ast.stmt:
     assert isinstance(node, ast.stmt)
     if isinstance(node, ast.FunctionDef):
-        node.decorator_list = []
+        node.decorator_list = [
+            each for each in node.decorator_list if ast.unparse(each) == "torch.no_grad()"
+        ]
     return node
