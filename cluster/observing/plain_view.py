@@ -15,6 +15,7 @@ from cluster.observing.events import (
     QueueStats,
     StepEvent,
 )
+from cluster.observing.group_report import filtered_tokens_ratio
 from cluster.observing.view_state import Clock, StepSpan, ViewState, printable
 
 
@@ -113,7 +114,7 @@ class PlainView:
 def progress_line(state: ViewState, since: list[StepEvent], stall_s: float) -> str:
     """One line: the steps `since` the last line as one, and the present of the rest.
 
-    `queue 5+12`: groups ready + groups in flight. stall_s: longest stall of generation.
+    `queue 5+12`: groups ready + groups in flight. `filtered`: share of all tokens so far. stall_s: longest stall of generation.
     """
     span = StepSpan.of(since)
     parts = [f"step {state.policy_version}/{state.total_steps}", *_learning(span)]
@@ -125,6 +126,8 @@ def progress_line(state: ViewState, since: list[StepEvent], stall_s: float) -> s
         parts.append(f"reuse {reuse:.1f}")
     if state.queue:
         parts.append(f"queue {state.queue.ready_groups}+{state.queue.in_flight_groups}")
+        if filtered := filtered_tokens_ratio(state.queue):
+            parts.append(f"filtered {100 * filtered:.0f} %")
     if span.ess_raw is not None:
         parts.append(f"ess {span.ess_raw:.2f}")
     if stall_s > 0:

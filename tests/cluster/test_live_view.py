@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from actors.trajectory.account import GroupCosts
 from cluster.observing.events import Observer
 from cluster.observing.live_view import MIN_REFRESH_S, LiveView, choose_view
 from cluster.observing.panels import duration, lag_shares, sparkline
@@ -215,6 +216,15 @@ def test_plain_lines_come_also_when_no_step_does() -> None:
         clock.now_s += 1.0
         view.on_queue(make_queue())
     assert stream.getvalue() == "step 0/80  no step  queue 5+12\n" * 3
+
+
+def test_the_share_of_filtered_tokens_shows_where_there_is_one() -> None:
+    clock, stream = Clock(), io.StringIO()
+    view = PlainView(stream, total_steps=80, every_s=10.0, clock=clock)
+    clock.now_s = 10.0
+    tokens = make_ledger(trained=300, dropped={"filtered": 100})
+    view.on_queue(make_queue(tokens=tokens, filtered={"all_best": GroupCosts(1, 4, 0, 100)}))
+    assert stream.getvalue() == "step 0/80  no step  queue 5+12  filtered 25 %\n"
 
 
 def test_refused_steps_show_in_the_plain_line() -> None:
