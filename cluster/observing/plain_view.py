@@ -114,7 +114,8 @@ class PlainView:
 def progress_line(state: ViewState, since: list[StepEvent], stall_s: float) -> str:
     """One line: the steps `since` the last line as one, and the present of the rest.
 
-    `queue 5+12`: groups ready + groups in flight. `filtered`: share of all tokens so far. stall_s: longest stall of generation.
+    `queue 5+12`: groups ready + groups in flight. `filtered`: share of all tokens so far.
+    stall_s: longest stall of generation.
     """
     span = StepSpan.of(since)
     parts = [f"step {state.policy_version}/{state.total_steps}", *_learning(span)]
