@@ -52,6 +52,7 @@ def queue_policy(config: RunConfig, run_id: str) -> QueuePolicy:
         min_survivors=min(2, config.rollout.group_size),
         total_steps=config.run.max_steps,
         max_filtered_in_a_row=config.rollout.max_filtered_in_a_row,
+        head_tokens=recipe(config).head_tokens,
     )
 
 
@@ -179,6 +180,7 @@ def actor_settings(
             threads=engine.threads,
             enforce_eager=engine.enforce_eager,
             kv_mode=KvMode(engine.kv_mode),
+            head_tokens=recipe(config).head_tokens,
             seed=seed,
             tensor_parallel_size=engine.tensor_parallel_size,
             device="cuda" if config.actors.num_gpus else "cpu",
@@ -193,6 +195,7 @@ def actor_settings(
             environment_deadline_s=rollout.environment_deadline_s,
         ),
         groups_in_flight=config.actors.groups_in_flight,
+        group_filter=recipe(config).group_filter,
     )
 
 

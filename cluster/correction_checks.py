@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cluster.head_checks import heads_fit
 from correction.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def correction_fits(config: RunConfig) -> str | None:
-    """Compose it: unknown names and parts, wrong combinations, unmet needs, lag left alone."""
+    """Compose it: unknown names and parts, wrong combinations, unmet needs, lag left alone, heads
+    that nothing could hold."""
     from correction.recipes import resolve
 
     correction, lag = config.correction, config.lag.max_lag_versions
@@ -26,7 +28,12 @@ def correction_fits(config: RunConfig) -> str | None:
         )
     except RecipeError as error:
         return str(error)
-    return _unmet_need(config, recipe) or _lag_is_corrected(config, recipe)
+    return (
+        _unmet_need(config, recipe)
+        or _filter_has_groups(config, recipe)
+        or _lag_is_corrected(config, recipe)
+        or heads_fit(config, recipe.head_tokens)
+    )
 
 
 def _unmet_need(config: RunConfig, recipe: Recipe) -> str | None:
@@ -50,6 +57,16 @@ def _unmet_need(config: RunConfig, recipe: Recipe) -> str | None:
             ".jsonl, .txt or .parquet file, or take the pretraining penalty out"
         )
     return None
+
+
+def _filter_has_groups(config: RunConfig, recipe: Recipe) -> str | None:
+    """A group of one is never mixed: nothing would ever be trained."""
+    if recipe.group_filter == "none" or config.rollout.group_size > 1:
+        return None
+    return (
+        f"correction.group_filter = {recipe.group_filter.value!r}: needs groups of at least 2, but "
+        f"rollout.group_size = {config.rollout.group_size}; raise it or set group_filter = none"
+    )
 
 
 def _lag_is_corrected(config: RunConfig, recipe: Recipe) -> str | None:

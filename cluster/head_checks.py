@@ -30,7 +30,8 @@ def _fits_the_codec(config: RunConfig, head_tokens: int) -> str | None:
     return (
         f"correction.recipe = {config.correction.recipe!r}: asks for heads of {head_tokens} "
         f"tokens, with which a group may have about {largest} bytes; at most {MAX_GROUP_BYTES} "
-        "are accepted. Lower rollout.group_size, rollout.max_turn_tokens or the head"
+        "are accepted. Lower rollout.group_size, rollout.max_turn_tokens or the override "
+        "surrogate.head"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster import assembly
 from cluster.checks import check_config
 from cluster.config import RunConfig
-from cluster.derived import lag_budget, needed_resources, queue_groups
+from cluster.derived import group_bytes, lag_budget, needed_resources, queue_groups
 from correction.recipes import describe
 
 
@@ -15,6 +15,7 @@ def describe_plan(config: RunConfig) -> str:
     sections = (
         _pipeline(config),
         _broadcast(config),
+        *_heads(config),
         _resources(config),
         describe(assembly.recipe(config)),
     )
@@ -43,6 +44,18 @@ def _broadcast(config: RunConfig) -> str:
     if schedule.kind == "adaptive":
         every = f"adaptive, 1 to {schedule.most_versions} versions"
     return f"broadcast    {every}; an engine has {config.broadcast.engine_deadline_s:g} s"
+
+
+def _heads(config: RunConfig) -> tuple[str, ...]:
+    """What the heads weigh, where the recipe needs some."""
+    head_tokens = assembly.recipe(config).head_tokens
+    if head_tokens == 0:
+        return ()
+    with_heads, without = group_bytes(config, head_tokens), group_bytes(config)
+    return (
+        f"heads        {head_tokens} likeliest tokens at each sampled place: a group weighs up to "
+        f"{with_heads / 2**20:.3g} MiB, {without / 2**20:.2g} MiB without",
+    )
 
 
 def _resources(config: RunConfig) -> str:
