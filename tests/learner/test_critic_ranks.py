@@ -37,6 +37,7 @@ DESCENT = OptimiserSettings(
 CRITIC_RATE = 3e4
 CASES = [f"{kind} {stage}" for kind in ("head", "model") for stage in range(4)] + ["detached 3"]
 ALONE = ["model 0", "head 3"]
+CHECKPOINTED = ["head 1", "model 3"]
 # What each optimiser step trains on. The last two would show a gradient that stayed behind from
 # the step before, in parameters that the first backward pass, or none, reaches.
 SCHEDULE = (("rollouts", "text"), ("text", "rollouts"), ("text",))
@@ -113,6 +114,7 @@ def train(place: RankPlace, settings: LearnerSettings) -> Seen:
                     first = first or arrays(outputs)
                     loss = loss_of(outputs, item)
                 engine.backward(loss)
+                engine.score(micro, ForwardNeeds())  # in between, it must change nothing
         applied.append(engine.step().applied)
     return Seen(
         policy={name: tensor.numpy().copy() for name, tensor in engine.full_state("float32")},
@@ -179,7 +181,13 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LearnerSettings
     }
     common: dict[str, Any] = {"optimiser": DESCENT, "reference": ReferenceSettings()}
     found = {
-        case: settings_for(path, zero_stage=int(case[-1]), critic=critics[case[:-2]], **common)
+        case: settings_for(
+            path,
+            zero_stage=int(case[-1]),
+            critic=critics[case[:-2]],
+            gradient_checkpointing=case in CHECKPOINTED,
+            **common,
+        )
         for case in CASES
     }
     narrow = settings_for(path, zero_stage=2, dtype="bfloat16", critic=critics["head"], **common)
