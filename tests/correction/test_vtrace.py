@@ -264,6 +264,18 @@ def test_an_unbounded_trace_that_overflows_is_refused() -> None:
     assert bool(vtrace_of(wild).advantages.isfinite().all())
 
 
+def test_an_advantage_that_overflows_behind_a_finite_target_is_refused() -> None:
+    step = replace(
+        one_step(0.0),
+        log_ratios=torch.full((1, 1), 20.0),
+        rewards=torch.full((1, 1), 1e35),
+    ).to(torch.float32)
+
+    with pytest.raises(InputError, match="too large, the result overflows torch.float32"):
+        vtrace_of(step, pg_rho_bar=INFINITY)
+    assert float(vtrace_of(step).advantages) == pytest.approx(1e35, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
