@@ -2,7 +2,7 @@
 
 The 64 requests of 64 tokens of `generation`, through one `VllmEngine` in a Ray actor, with heads of
 several sizes; the sizes take turns within each round, and ratios are medians over rounds against
-the burst without heads of the same round. Bytes are of the encoded group, a sampled token.
+the burst without heads of the same round. Bytes are those of the wire format, which tests pin.
 """
 
 from __future__ import annotations
