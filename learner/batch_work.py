@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -39,6 +39,7 @@ from correction.versions import PolicyVersion
 from learner.batch import LearnerBatch, MicroBatch, Plan, collate
 from learner.forward import ForwardNeeds, ForwardOutputs
 from learner.policy_engine import PolicyEngine
+from learner.pretraining import PretrainingStream
 from learner.reports import StepReport
 from learner.scoring import score_batch
 from learner.settings import LearnerSettings
@@ -70,18 +71,19 @@ class BatchWork:
         *,
         learner_step: int,
         kl_coefficient: float | None,
-        pretraining: Callable[[], Tensor] | None,
+        stream: PretrainingStream | None,
     ) -> None:
         """Scores the batch where the recipe needs it. All ranks.
 
         learner_step: version before the first pass. kl_coefficient: in force now, None for the
-        recipe's. pretraining: gives this rank's token ids [B, T] of one step, where wanted.
+        recipe's. stream: pretraining text, where the recipe mixes it in.
         """
         self._engine = engine
         self._recipe = settings.recipe
         self._batch = batch
         self._layout = layout
-        self._pretraining = pretraining
+        self._stream = stream
+        self._micro_batch_tokens = settings.micro_batch_tokens
         self._first = _Clock()
         with self._first.phase("score"):
             scored = score_batch(engine, settings.recipe, batch, layout, learner_step)
@@ -115,7 +117,7 @@ class BatchWork:
             with clock.phase("forward_backward"):
                 sums = add_sums(sums, self._forward_backward(number, micro))
         with clock.phase("forward_backward"):
-            sums = add_sums(sums, self._pretrain())
+            sums = add_sums(sums, self._pretrain(version.step))
         metrics = {**summarise(_pool(self._engine, sums)), **self._prepared.metrics}
         factor = self._recipe.control.learning_rate_factor(metrics)
         with clock.phase("optimiser"):
@@ -147,12 +149,11 @@ class BatchWork:
             self._engine.backward(outputs.zero_loss())
             return {}
         prepared = self._prepared.rows(micro.row_index, micro.token_ids.shape[1])
-        finite = torch.isfinite(outputs.logprobs)
-        scored = torch.where(finite, outputs.logprobs, micro.behaviour_logprobs)
-        objective = self._objective(number, micro, replace(outputs, logprobs=scored), prepared)
+        finite = outputs.with_finite(micro.behaviour_logprobs)
+        objective = self._objective(number, micro, finite, prepared)
         # Into the gradient with what is not: only there all ranks see it, and refuse together.
-        whole = bool(finite.all())
-        self._engine.backward(objective.loss if whole else outputs.logprobs.sum() * math.nan)
+        broken = outputs.zero_loss() * math.nan
+        self._engine.backward(objective.loss if finite is outputs else broken)
         return objective.sums
 
     def _objective(
@@ -194,15 +195,19 @@ class BatchWork:
             return None
         return self._proximal.setdefault(number, target.detach())
 
-    def _pretrain(self) -> dict[str, Tensor]:
+    def _pretrain(self, position: int) -> dict[str, Tensor]:
         """Cross-entropy of pretraining text, added to the gradient; its sums."""
-        penalty = self._recipe.penalty_of(Pretraining)
-        if penalty is None or self._pretraining is None:
+        penalty, stream = self._recipe.penalty_of(Pretraining), self._stream
+        if penalty is None or stream is None:
             return {}
-        total, tokens = self._engine.cross_entropy(self._pretraining())
-        loss = penalty.coefficient * total / (tokens * self._engine.world_size)
-        self._engine.backward(loss)
-        return {"loss": loss.detach().double(), "loss_pretraining": loss.detach().double()}
+        blocks = stream.take(position)
+        share = penalty.coefficient / stream.predicted_tokens_per_step
+        loss = torch.zeros((), dtype=torch.float64)
+        for rows in torch.split(blocks, max(1, self._micro_batch_tokens // blocks.shape[1])):
+            total, _ = self._engine.cross_entropy(rows)
+            self._engine.backward(share * total)
+            loss += share * total.detach().double()
+        return {"loss": loss, "loss_pretraining": loss}
 
 
 def _pool(engine: PolicyEngine, sums: Mapping[str, Tensor]) -> dict[str, float]:

@@ -7,7 +7,7 @@ reach the output head: the logits of prompt and tool text would be most of the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
@@ -54,20 +54,28 @@ class ForwardOutputs:
     values: Tensor | None = None
     bootstrap_values: Tensor | None = None
 
+    def with_finite(self, logprobs: Tensor) -> ForwardOutputs:
+        """These outputs if all are finite; else with `logprobs` [B, T] and 0 where they are not."""
+        parts = {
+            field.name: part
+            for field in fields(self)
+            if (part := getattr(self, field.name)) is not None
+        }
+        finite = {name: torch.isfinite(part) for name, part in parts.items()}
+        if all(bool(places.all()) for places in finite.values()):
+            return self
+        fill = {name: torch.zeros_like(part) for name, part in parts.items()}
+        fill["logprobs"] = logprobs.to(self.logprobs.dtype)
+        safe = {name: torch.where(finite[name], parts[name], fill[name]) for name in parts}
+        return ForwardOutputs(**safe)
+
     def zero_loss(self) -> Tensor:
         """0 that depends on every output: the loss of a filler.
 
         Its gradient is 0, but it reaches every parameter that the other ranks' losses reach, so
         that all ranks take part in the same collectives.
         """
-        parts = (
-            self.logprobs,
-            self.entropy,
-            self.prompt_logprobs,
-            self.head_logprobs,
-            self.values,
-            self.bootstrap_values,
-        )
+        parts = [getattr(self, field.name) for field in fields(self)]
         return torch.stack([(part * 0.0).sum() for part in parts if part is not None]).sum()
 
 

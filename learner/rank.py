@@ -27,6 +27,7 @@ from correction.versions import PolicyVersion
 from learner.batch import assemble
 from learner.deepspeed_engine import DeepSpeedEngine
 from learner.policy_model import plain_policy, score_plain, write_policy
+from learner.pretraining import PretrainingStream, open_stream
 from learner.settings import LearnerSettings, RankPlace
 from learner.step import LearnerStep, StepReport
 
@@ -57,7 +58,7 @@ class LearnerRank:
         """
         self._settings = settings
         self._engine = DeepSpeedEngine(settings, place, applied_steps=version.step)
-        self._step = LearnerStep(self._engine, settings)
+        self._step = LearnerStep(self._engine, settings, _stream(settings, place))
         self._version = version
         self._buckets: tuple[UInt8, ...] = ()
 
@@ -140,3 +141,11 @@ class LearnerRank:
             logprobs = score_plain(model, ids) if model is not None else []
         tolerance = self._settings.canary_tolerance or CANARY_TOLERANCE[dtype]
         return Canary(ids, tuple(logprobs), tolerance)
+
+
+def _stream(settings: LearnerSettings, place: RankPlace) -> PretrainingStream | None:
+    if settings.pretraining is None:
+        return None
+    return open_stream(
+        settings.pretraining, model_path=settings.model_path, seed=settings.seed, place=place
+    )

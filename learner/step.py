@@ -8,15 +8,12 @@ The passes themselves are in `batch_work`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from torch import Tensor
-
 from correction.errors import InputError
 from correction.versions import PolicyVersion
 from learner.batch import LearnerBatch, plan
 from learner.batch_work import BatchWork
 from learner.policy_engine import PolicyEngine
+from learner.pretraining import PretrainingStream
 from learner.reports import StepOutcome, StepReport
 from learner.settings import LearnerSettings
 
@@ -34,11 +31,11 @@ class LearnerStep:
         self,
         engine: PolicyEngine,
         settings: LearnerSettings,
-        pretraining: Callable[[], Tensor] | None = None,
+        stream: PretrainingStream | None = None,
     ) -> None:
-        """pretraining: gives this rank's token ids [B, T] of one optimiser step, where wanted."""
+        """stream: pretraining text, where the recipe mixes it in."""
         self._engine = engine
-        self._pretraining = pretraining
+        self._stream = stream
         self._settings = settings
         kl = settings.recipe.kl
         self.kl_coefficient = None if kl is None else kl.coefficient
@@ -60,7 +57,7 @@ class LearnerStep:
             plan(batch.lengths_tokens, ranks, self._settings.micro_batch_tokens),
             learner_step=version.step,
             kl_coefficient=self.kl_coefficient,
-            pretraining=self._pretraining,
+            stream=self._stream,
         )
         reports: list[StepReport] = []
         for reuse in range(1, self._settings.max_reuse + 1):
