@@ -53,6 +53,17 @@ class StepView:
     measures: Mapping[str, Tensor]
 
 
+class _Tokens:
+    """The action tokens of a mask, looked for once: tensors [B, T] become [number of tokens]."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self._places = mask.flatten().nonzero()[:, 0]
+
+    def of(self, values: Tensor) -> Tensor:
+        """What stands at the action tokens, float64."""
+        return values.reshape(-1).index_select(0, self._places).double()
+
+
 def additive_sums(view: StepView) -> dict[str, Tensor]:
     """Sums of one micro-batch: float64 scalars, one for each quantity and bucket of lag."""
     sums: dict[str, Tensor] = {}
@@ -66,26 +77,26 @@ def additive_sums(view: StepView) -> dict[str, Tensor]:
 
 def _token_quantities(view: StepView) -> dict[str, Tensor]:
     """Quantities of each action token: [number of action tokens], float64."""
-    mask, weight = view.mask, view.weight
-    update, away = view.log_ratios[mask].double(), view.to_behaviour[mask].double()
-    ratio, bounded = to_ratio(away), weight.weight[mask].double()
+    tokens, weight = _Tokens(view.mask), view.weight
+    update, away = tokens.of(view.log_ratios), tokens.of(view.to_behaviour)
+    ratio, bounded, lag = to_ratio(away), tokens.of(weight.weight), tokens.of(view.lag_versions)
     quantities = {
         "tokens": torch.ones_like(away),
-        "lag_versions": view.lag_versions[mask].double(),
-        "max_lag_versions": view.lag_versions[mask].double(),
+        "lag_versions": lag,
+        "max_lag_versions": lag,
         "ratio": ratio,
         "ratio_squared": ratio.square(),
         "weight": bounded,
         "weight_squared": bounded.square(),
-        "weight_changed": weight.changed[mask].double(),
-        "weight_rejected": weight.rejected[mask].double(),
+        "weight_changed": tokens.of(weight.changed),
+        "weight_rejected": tokens.of(weight.rejected),
         "log_ratio_squared": away.square(),
         "max_abs_log_ratio": away.abs(),
         "max_abs_log_ratio_update": update.abs(),
     }
-    quantities |= {f"{REJECTED_BY}{k}": gone[mask].double() for k, gone in view.rejected.items()}
-    quantities |= {f"{MEASURE}{name}": m[mask].double() for name, m in view.measures.items()}
-    return quantities | _divergences(away, update) | _clip_quantities(view)
+    quantities |= {f"{REJECTED_BY}{k}": tokens.of(gone) for k, gone in view.rejected.items()}
+    quantities |= {f"{MEASURE}{name}": tokens.of(each) for name, each in view.measures.items()}
+    return quantities | _divergences(away, update) | _clip_quantities(view, tokens)
 
 
 def _divergences(away: Tensor, update: Tensor) -> dict[str, Tensor]:
@@ -104,17 +115,16 @@ def _k3(log_ratios: Tensor) -> Tensor:
     return torch.expm1(clamped) - clamped
 
 
-def _clip_quantities(view: StepView) -> dict[str, Tensor]:
+def _clip_quantities(view: StepView, tokens: _Tokens) -> dict[str, Tensor]:
     sides = {
         "low": view.token.clipped_low,
         "high": view.token.clipped_high,
         "dual": view.token.clipped_dual,
     }
-    positive = view.advantages > 0
-    negative = view.advantages < 0
-    signs = {"positive": positive, "negative": negative}
+    advantages = tokens.of(view.advantages)
+    signs = {"positive": (advantages > 0).double(), "negative": (advantages < 0).double()}
     return {
-        f"clip_{side}_{sign}": (clipped & chosen)[view.mask].double()
+        f"clip_{side}_{sign}": tokens.of(clipped) * chosen
         for side, clipped in sides.items()
         for sign, chosen in signs.items()
     }

@@ -33,7 +33,7 @@ from torch import Tensor
 from correction.checks import require_given, require_logprobs, require_mask, require_shape
 from correction.errors import InputError
 from correction.masks import fill_masked
-from correction.ratios import MAX_LOG_RATIO, log_ratio, to_ratio
+from correction.ratios import clamp_log_ratios, log_ratio, to_ratio
 
 MAX_ADAPTATION = 0.2
 """Largest relative error of the measured KL that one adaptation of the coefficient acts on."""
@@ -163,4 +163,4 @@ def _clamped_log_ratio(
     """log ratio of two checked policies, the second one detached; 0 where masked."""
     require_logprobs(name, logprobs.detach(), mask)
     require_logprobs(other_name, other.detach(), mask)
-    return log_ratio(logprobs, other.detach(), mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return clamp_log_ratios(log_ratio(logprobs, other.detach(), mask))

@@ -80,4 +80,10 @@ def at_level(log_ratios: Tensor, mask: Tensor, level: Level, turn_ids: Tensor) -
 
 def to_ratio(log_ratios: Tensor) -> Tensor:
     """exp of a log ratio of any level, clamped to +-MAX_LOG_RATIO first. Same shape."""
-    return log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return clamp_log_ratios(log_ratios).exp()
+
+
+def clamp_log_ratios(log_ratios: Tensor) -> Tensor:
+    """Log ratios within +-MAX_LOG_RATIO; at the bound and beyond the gradient is 0. Same shape."""
+    # torch.clamp, but its backward is one pass instead of four: half the time of the whole exp.
+    return torch.nn.functional.hardtanh(log_ratios, -MAX_LOG_RATIO, MAX_LOG_RATIO)

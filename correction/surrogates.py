@@ -157,6 +157,6 @@ def sapo(
     larger one fades faster.
     """
     ratio = to_ratio(log_ratios)
-    tau = torch.full_like(ratio, temperature_negative)
+    tau = torch.full_like(advantages, temperature_negative, dtype=ratio.dtype)
     tau = tau.masked_fill(advantages > 0, temperature_positive)
-    return unclipped(-advantages * torch.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau)
+    return unclipped((-4.0 * advantages / tau) * torch.sigmoid(tau * (ratio - 1.0)))

@@ -31,6 +31,11 @@ def problems_of(changes: dict[str, Any]) -> list[str]:
     return []
 
 
+ON_POLICY_REINFORCE = {
+    "correction.recipe": "reinforce",
+    "lag.max_lag_versions": 0,
+    "rollout.group_size": 1,
+}
 BOUNDARIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # (key that the problem names first, refused, accepted just on the other side)
     (
@@ -127,6 +132,11 @@ BOUNDARIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "correction.advantage",
         {"rollout.group_size": 1},
         {"rollout.group_size": 2},
+    ),
+    (
+        "correction.group_filter",
+        {**ON_POLICY_REINFORCE, "correction.overrides": {"group_filter": "mixed_rewards"}},
+        {**ON_POLICY_REINFORCE, "correction.overrides": {"group_filter": "none"}},
     ),
     ("model.path", {"model.path": "no/such/folder"}, {"model.path": "starter"}),
     ("environment.name", {"environment.name": "calculatr"}, {"environment.name": "calculator"}),

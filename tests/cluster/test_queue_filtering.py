@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 from actors.admission import LagBudget
 from actors.task_queue import PutOutcome
 from actors.trajectory.account import GroupAccount, GroupCosts
+from cluster import assembly
+from cluster.config import parse_config
 from cluster.trajectory_queue.filtering import FilterAccount
 from cluster.trajectory_queue.records import GroupSummary, Lease, QueuePolicy
 from cluster.trajectory_queue.state import QueueState
-from correction.group_filter import GroupOutcome
+from correction.group_filter import GroupFilter, GroupOutcome
 from correction.versions import PolicyVersion
 
 POLICY = QueuePolicy(
@@ -139,6 +142,19 @@ def test_a_run_that_filters_everything_gets_a_cause_to_stop(
     assert f"7 {outcome}; mean reward {reward})" in cause
     assert verdict in cause
     assert state.grant("a", 0, 1) == []
+
+
+@pytest.mark.parametrize("rule", list(GroupFilter))
+def test_the_rule_of_the_recipe_and_the_limit_reach_actors_and_queue(rule: GroupFilter) -> None:
+    config = parse_config(
+        {
+            "correction": {"overrides": {"group_filter": rule.value}},
+            "rollout": {"max_filtered_in_a_row": 9},
+        }
+    )
+    settings = assembly.actor_settings(config, "run", Path("model"), "actor-0.0", seed=1)
+    assert settings.group_filter is rule
+    assert assembly.queue_policy(config, "run").max_filtered_in_a_row == 9
 
 
 def test_a_kept_group_begins_the_row_again_and_0_never_stops() -> None:

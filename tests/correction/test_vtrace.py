@@ -271,7 +271,7 @@ def test_an_advantage_that_overflows_behind_a_finite_target_is_refused() -> None
         rewards=torch.full((1, 1), 1e35),
     ).to(torch.float32)
 
-    with pytest.raises(InputError, match="too large, the result overflows torch.float32"):
+    with pytest.raises(InputError, match="too large, the result overflows"):
         vtrace_of(step, pg_rho_bar=INFINITY)
     assert float(vtrace_of(step).advantages) == pytest.approx(1e35, rel=1e-6)
 
