@@ -128,14 +128,14 @@ def test_the_expectation_lies_between_the_members(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_probabilities_too_small_for_their_dtype_are_no_problem(dtype: torch.dtype) -> None:
-    behaviour = torch.tensor([[-2000.0], [-2001.0]], dtype=dtype)
-    mask, group = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+    behaviour = torch.tensor([[-2000.0], [-2001.0], [0.0]], dtype=dtype)
+    mask, group = torch.tensor([[True], [True], [False]]), torch.zeros(3, dtype=torch.int64)
 
     expectation = log_group_expectation(behaviour, mask, group)
 
     wanted = -2000 + math.log((1 + math.exp(-2)) / (1 + math.exp(-1)))
     assert expectation.dtype == dtype
-    assert expectation.tolist() == pytest.approx([wanted] * 2, rel=1e-7)
+    assert expectation.tolist() == pytest.approx([wanted, wanted, 0.0], rel=1e-7)
 
 
 def test_each_token_receives_its_share_of_the_gradient_and_the_expectation_none() -> None:
@@ -145,8 +145,11 @@ def test_each_token_receives_its_share_of_the_gradient_and_the_expectation_none(
     expectation = log_group_expectation(behaviour, batch.mask, batch.group)
     assert not expectation.requires_grad
 
+    expectation.requires_grad_()
     logs = group_log_ratio(target, batch.mask, expectation)
-    (gradient,) = torch.autograd.grad(logs.sum(), target)
+    (gradient,) = torch.autograd.grad(logs.sum(), target, retain_graph=True)
+    (of_expectation,) = torch.autograd.grad(logs.sum(), expectation, allow_unused=True)
+    assert of_expectation is None
 
     # n tokens carry the mean of n: 1 each.
     torch.testing.assert_close(gradient, batch.mask.double())

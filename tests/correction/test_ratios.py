@@ -74,6 +74,17 @@ def test_garbage_at_masked_places_changes_no_bit_of_value_and_gradient(
 
 
 @every_level
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e6])
+def test_a_level_is_blind_to_masked_log_ratios(level: Level, garbage: float) -> None:
+    batch = make_batch(4)
+    logs = batch.target - batch.behaviour
+    dirty = torch.where(batch.mask, logs, garbage)
+    clean = at_level(logs, batch.mask, level, batch.turns)
+    assert torch.equal(at_level(dirty, batch.mask, level, batch.turns), clean)
+    assert not clean[~batch.mask].any()
+
+
+@every_level
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
