@@ -67,8 +67,8 @@ class _Tokens:
 def additive_sums(view: StepView) -> dict[str, Tensor]:
     """Sums of one micro-batch: float64 scalars, one for each quantity and bucket of lag."""
     sums: dict[str, Tensor] = {}
-    token_lag = view.lag_versions[view.mask]
-    _bucketed(sums, _token_quantities(view), token_lag)
+    quantities = _token_quantities(view)
+    _bucketed(sums, quantities, quantities["lag_versions"].long())
     rows = view.mask.any(dim=-1)
     oldest = torch.where(view.mask, view.lag_versions, torch.zeros_like(view.lag_versions))
     _bucketed(sums, _trajectory_quantities(view, rows), oldest.amax(dim=-1)[rows])
@@ -154,10 +154,10 @@ def _trajectory_weight(view: StepView) -> Tensor:
 
 def _bucketed(sums: dict[str, Tensor], quantities: Mapping[str, Tensor], lag: Tensor) -> None:
     """Add each quantity [n] up by bucket of `lag` [n], into `sums`."""
-    bucket = torch.bucketize(lag, torch.tensor(BUCKET_ENDS_VERSIONS, device=lag.device))
+    bucket = _buckets_of_lags(lag.device)[lag.clamp(max=BUCKET_ENDS_VERSIONS[-1] + 1)]
     added = [name for name in quantities if not name.startswith(MAX_PREFIX)]
     # One product instead of many scattered additions: fast on a GPU and always in one order.
-    member = torch.nn.functional.one_hot(bucket, len(LAG_BUCKETS)).double()
+    member = (bucket[:, None] == torch.arange(len(LAG_BUCKETS), device=lag.device)).double()
     totals = dict(
         zip(added, torch.stack([quantities[name] for name in added]) @ member, strict=True)
     )
@@ -166,3 +166,9 @@ def _bucketed(sums: dict[str, Tensor], quantities: Mapping[str, Tensor], lag: Te
         totals[name] = lowest.scatter_reduce(0, bucket, quantities[name], "amax")
     for name, total in totals.items():
         sums |= {at_lag(name, label): total[i] for i, label in enumerate(LAG_BUCKETS)}
+
+
+def _buckets_of_lags(device: torch.device) -> Tensor:
+    """The bucket of each lag, from 0 to the first of the last bucket: int64."""
+    ends = torch.tensor(BUCKET_ENDS_VERSIONS, device=device)
+    return torch.bucketize(torch.arange(BUCKET_ENDS_VERSIONS[-1] + 2, device=device), ends)

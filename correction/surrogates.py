@@ -82,8 +82,9 @@ def pessimistic_clip(
     clipped_high = (sign > 0) & (ratio > high)
     clipped_low = (sign < 0) & (ratio < low)
     clipped_dual = (sign < 0) & (ratio > dual_clip) & (dual_clip > 0)
-    effective = ratio.masked_fill(clipped_high, high).masked_fill(clipped_low, low)
-    effective = effective.masked_fill(clipped_dual, dual_clip)
+    held = ratio.detach().masked_fill(clipped_high, high).masked_fill(clipped_low, low)
+    held = held.masked_fill(clipped_dual, dual_clip)
+    effective = torch.where(clipped_low | clipped_high | clipped_dual, held, ratio)
     return TokenLosses(-advantages * effective, clipped_low, clipped_high, clipped_dual)
 
 
