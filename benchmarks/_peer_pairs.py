@@ -1,8 +1,8 @@
 """Our functions and the peers' on the same tensors, in turns, in one process.
 
 Each side gets the layout and the mask that it wants, made beforehand. Losses are timed forward and
-backward. The peers' losses compute a few metrics of their own and ours none, so the whole recipe,
-with all diagnostics of ours, stands beside verl's loss, weights and metrics as well.
+backward. The peers' losses compute a few metrics of their own and ours none. So the whole recipe
+stands beside verl's loss, weights and metrics as well; ours has more of these, by bucket of lag.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _verl_losses(batch: PeerBatch) -> Iterator[Pair]:
         return objective_of(RECIPES["decoupled_ppo"], batch, target).loss
 
     whole, composed = _step(batch, recipe), _step(batch, with_weights)
-    yield "recipe decoupled_ppo", "verl weights, loss, metrics", whole, composed
+    yield "whole decoupled_ppo", "verl weights, loss, metrics", whole, composed
 
 
 def _trl(batch: PeerBatch) -> Iterator[Pair]:

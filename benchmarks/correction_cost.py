@@ -1,16 +1,22 @@
 """What does every correction cost beside the learner step of a 0.5B model, and beside the peers'?
 
-The policy objective of every recipe, forward and backward with its diagnostics, on [64, 4096]
-tokens of float32 and one thread: medians of CPU seconds, so that other work on the machine counts
-as little as it can. The learner step on the same tokens is counted, and its time derived from what
-the core reaches (`_learner_step`). Bytes of a correction are those that its operations read and
-write, as if nothing stayed in a cache.
+Every recipe on [64, 4096] tokens of float32 and one thread: what it prepares once for the batch
+(advantages, masks of the whole batch) and its objective, forward and backward with diagnostics;
+medians of CPU seconds, so that other work on the machine counts as little as it can. The learner
+step on the same tokens is counted, and its time derived from what the core reaches
+(`_learner_step`). Bytes of a correction are those that its operations read and write, as if
+nothing stayed in a cache.
 
 The peers' functions run in the same process on the same tensors, in turns; `make peers` fetches
 them, and what is not there is left off with the reason.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks._correction_batch import CorrectionBatch
 
 TRAJECTORIES, TOKENS = 64, 4096
 ROUNDS = 11
@@ -45,27 +51,32 @@ def measure() -> dict[str, object]:
 
 
 def _recipes(step_s: float, memory_bytes_per_s: float) -> dict[str, dict[str, float]]:
-    """Every recipe's objective: time, share of the step, and bytes against the memory's speed."""
+    """Every recipe: preparation and objective, share of the step, bytes at the memory's speed."""
+    from benchmarks._correction_batch import correction_batch, with_heads
     from benchmarks._learner_step import median_s
     from benchmarks._moved_bytes import moved_bytes
     from benchmarks._peer_pairs import batch_of
     from correction.recipes import RECIPES, Recipe
-    from tests.numerics.peers.peer_objective import objective_of
 
-    batch = batch_of(TRAJECTORIES, TOKENS)
+    usual = correction_batch(batch_of(TRAJECTORIES, TOKENS))
     found = {}
     for name, recipe in RECIPES.items():
+        batch = with_heads(usual, recipe.head_tokens) if recipe.head_tokens else usual
 
-        def step(recipe: Recipe = recipe) -> None:
-            target = batch.target.clone().requires_grad_()
-            objective_of(recipe, batch, target).loss.backward()  # type: ignore[no-untyped-call]
+        def prepared(batch: CorrectionBatch = batch, recipe: Recipe = recipe) -> None:
+            batch.prepare(recipe)
 
-        seconds, moved = median_s(step, ROUNDS), moved_bytes(step)
+        def step(batch: CorrectionBatch = batch, recipe: Recipe = recipe) -> None:
+            batch.step(recipe)
+
+        once, each = median_s(prepared, ROUNDS), median_s(step, ROUNDS)
+        moved = moved_bytes(prepared) + moved_bytes(step)
         found[name] = {
-            "ms": round(seconds * 1e3, 1),
-            "share_of_step": float(f"{seconds / step_s:.2e}"),
+            "prepare_ms": round(once * 1e3, 1),
+            "objective_ms": round(each * 1e3, 1),
+            "share_of_step": float(f"{(once + each) / step_s:.2e}"),
             "moved_mb": round(moved / 1e6),
             "moved_at_memory_speed_ms": round(moved / memory_bytes_per_s * 1e3, 1),
         }
-        print(f"  {name:<28} {found[name]}", flush=True)
+        print(f"  {name:<22} {found[name]}", flush=True)
     return found
