@@ -13,12 +13,13 @@ from tests.numerics.peers.peer_objective import objective_of
 from tests.numerics.peers.peer_source import needs
 
 pytestmark = needs["verl"]
+CAP = 2.0
 
 
 def verls_weights(learner: Tensor, batch: PeerBatch, level: str) -> Tensor:
-    """verl's weights learner/mu, truncated at 2."""
+    """verl's weights learner/mu, truncated at CAP."""
     weights, _ = verl.rollout().compute_rollout_correction_weights(
-        learner.detach() - batch.behaviour, batch.float_mask, level, 2.0
+        learner.detach() - batch.behaviour, batch.float_mask, level, CAP
     )
     assert isinstance(weights, Tensor)
     return weights
@@ -26,9 +27,10 @@ def verls_weights(learner: Tensor, batch: PeerBatch, level: str) -> Tensor:
 
 def test_decoupled_ppo_is_verls_with_rollout_correction() -> None:
     settings = verl.config(clip_ratio_c=3.0)
+    recipe = resolve("decoupled_ppo", {"weight.high": CAP}, max_lag_versions=4, group_size=4)
 
     def ours(batch: PeerBatch, target: Tensor) -> Tensor:
-        return objective_of(RECIPES["decoupled_ppo"], batch, target).loss
+        return objective_of(recipe, batch, target).loss
 
     def theirs(batch: PeerBatch, target: Tensor) -> Tensor:
         return verl.policy_loss(
@@ -59,7 +61,7 @@ def test_ppo_bypass_is_verls_in_bypass_mode() -> None:
 
 def test_weighted_reinforce_is_verls() -> None:
     overrides = {
-        "weight": {"kind": "target_behaviour", "level": "sequence_product"},
+        "weight": {"kind": "target_behaviour", "level": "sequence_product", "high": CAP},
         "aggregation": "sequence_mean_token_sum",
     }
     recipe = resolve("none", overrides, max_lag_versions=4, group_size=4)

@@ -10,7 +10,7 @@ from correction.bounds import Bound, bound_weight
 from correction.masks import fill_masked
 from correction.pooling import summarise
 from correction.ratios import Level, at_level, log_ratio
-from correction.recipes import RECIPES
+from correction.recipes import RECIPES, resolve
 from tests.numerics.peers import verl_functions as verl
 from tests.numerics.peers.comparison import Comparison, compared
 from tests.numerics.peers.peer_batches import PeerBatch, batches
@@ -153,10 +153,11 @@ def test_chi2_of_trajectories_departs_by_counting_padding() -> None:
 
 def test_effective_size_departs_by_epsilons() -> None:
     """verl: 1 / mean((w / (mean w + 1e-8))^2) with n + 1e-8 in the means, of bounded weights."""
+    recipe = resolve("decoupled_ppo", {"weight.high": 2.0}, max_lag_versions=4, group_size=4)
     with compared("ess token bounded", "verl is metrics", "three epsilons of 1e-8") as seen:
         for batch in batches(1000):
             seen.batch(batch.seed)
-            objective = objective_of(RECIPES["decoupled_ppo"], batch, batch.target)
+            objective = objective_of(recipe, batch, batch.target)
             ours = summarise({key: float(value) for key, value in objective.sums.items()})
             _, theirs = verl.rollout().compute_rollout_correction_weights(
                 batch.proximal - batch.behaviour, batch.float_mask, "token", 2.0
