@@ -89,7 +89,7 @@ def geometric_band(log_ratios: Tensor, mask: Tensor, *, low: float, high: float)
     """
     require_argument(0 <= low <= 1, "low", "a ratio in [0, 1]", low)
     require_argument(high >= 1, "high", "a ratio >= 1", high)
-    ratio = masked_mean(_wide_tokens("log_ratios", log_ratios, mask), mask).exp()
+    ratio = _row_means("log_ratios", log_ratios, mask).exp()
     return _drop_trajectories((ratio < low) | (ratio > high), mask)
 
 
@@ -130,8 +130,8 @@ def opsm(log_ratios: Tensor, advantages: Tensor, mask: Tensor, *, limit: float) 
     over the action tokens, which is the trajectory's own where it has one for all.
     """
     _require_limit(limit)
-    distance = -masked_mean(_wide_tokens("log_ratios", log_ratios, mask), mask)
-    advantage = masked_mean(_wide_tokens("advantages", advantages, mask), mask)
+    distance = -_row_means("log_ratios", log_ratios, mask)
+    advantage = _row_means("advantages", advantages, mask)
     return _drop_trajectories((advantage < 0) & (distance > limit), mask)
 
 
@@ -231,6 +231,13 @@ def _drop_trajectories(rejected: Tensor, mask: Tensor) -> Tensor:
 
 def _require_limit(limit: float) -> None:
     require_argument(limit >= 0, "limit", ">= 0", limit)
+
+
+def _row_means(name: str, values: Tensor, mask: Tensor) -> Tensor:
+    """Checked, detached; the mean over each row's action tokens: [B] float64."""
+    require_mask("action_mask", mask)
+    require_tokens(name, values.detach(), mask)
+    return masked_mean(values.detach().double(), mask)
 
 
 def _wide_tokens(name: str, values: Tensor, mask: Tensor) -> Tensor:
