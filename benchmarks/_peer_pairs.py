@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from benchmarks import _trust_pairs
 from correction.advantages import grpo_advantages, rloo_advantages
 from correction.aggregation import Aggregation, aggregate
 from correction.gae import gae
@@ -54,15 +55,17 @@ def beside_peers(trajectories: int, tokens: int, rounds: int) -> dict[str, objec
     """Medians in ms and the peer's time over ours, by pair; and which pairs we lose."""
     batch, left_off = batch_of(trajectories, tokens), {}
     pairs = list(_rllib(batch))
-    makers: Mapping[str, Callable[[PeerBatch], Iterator[Pair]]] = {
-        "torchrl": _torchrl,
-        "verl": _verl,
-        "trl": _trl,
+    makers: Mapping[str, tuple[Callable[[PeerBatch], Iterator[Pair]], ...]] = {
+        "torchrl": (_torchrl,),
+        "verl": (_verl, _trust_pairs.verl_pairs, _dppo),
+        "trl": (_trl, _trust_pairs.trl_pairs),
+        "areal": (_trust_pairs.areal_pairs,),
     }
-    for package, maker in makers.items():
+    for package, of_package in makers.items():
         if reason := missing_reason(package):
             left_off[package] = reason
-        else:
+            continue
+        for maker in of_package:
             pairs += maker(batch)
     found = {}
     for function, peer, ours, theirs in pairs:
@@ -237,6 +240,12 @@ def _verl_losses(batch: PeerBatch) -> Iterator[Pair]:
 
     whole, composed = _step(batch, recipe), _step(batch, with_weights)
     yield "whole decoupled_ppo", "verl weights, loss, metrics", whole, composed
+
+
+def _dppo(batch: PeerBatch) -> Iterator[Pair]:
+    for name in ("dppo_tv", "dppo_kl"):
+        ours, theirs = _trust_pairs.dppo_losses(batch, name)
+        yield name, f"verl {name}", _step(batch, ours), _step(batch, theirs)
 
 
 def _trl(batch: PeerBatch) -> Iterator[Pair]:
