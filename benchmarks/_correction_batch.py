@@ -75,6 +75,8 @@ def correction_batch(peers: PeerBatch) -> CorrectionBatch:
 
 def with_heads(batch: CorrectionBatch, head_tokens: int) -> CorrectionBatch:
     """The batch with heads of as many tokens as a recipe asks of the engine."""
-    heads = torch.log_softmax(torch.randn(*batch.micro.mask.shape, head_tokens), dim=-1)
-    moved = (heads + 0.02 * torch.randn_like(heads)) - 0.01
-    return replace(batch, micro=replace(batch.micro, head_target=heads, head_behaviour=moved))
+    # One more token stands for all the rest of the vocabulary.
+    whole = torch.log_softmax(torch.randn(*batch.micro.mask.shape, head_tokens + 1), dim=-1)
+    moved = torch.log_softmax(whole + 0.02 * torch.randn_like(whole), dim=-1)
+    heads = {"head_target": whole[..., :-1], "head_behaviour": moved[..., :-1]}
+    return replace(batch, micro=replace(batch.micro, **heads))
