@@ -134,8 +134,27 @@ def _torchrl(batch: PeerBatch) -> Iterator[Pair]:
     traced: Call = lambda: library.vtrace_advantage_estimate(GAMMA, *logs, *columns, cut)  # noqa: E731
     yield "vtrace", "torchrl", _our_vtrace(batch), traced
     estimated: Call = lambda: library.generalized_advantage_estimate(GAMMA, LAMBDA, *columns, cut)  # noqa: E731
-    every = torch.ones_like(batch.mask)
-    yield "gae", "torchrl", _our_gae(batch, every, bootstrap), estimated
+    ours = _our_gae(batch, torch.ones_like(batch.mask), bootstrap)
+    yield "gae", "torchrl", ours, estimated
+    vectorised = _torchrl_vectorised()
+    yield "gae", "torchrl vectorised", ours, lambda: vectorised(GAMMA, LAMBDA, *columns, cut)
+
+
+def _torchrl_vectorised() -> Callable[..., object]:
+    """torchrl's GAE as a convolution, which drops what is discounted below 1e-7."""
+    names = {"_custom_conv1d", "_get_num_per_traj", "_split_and_pad_sequence", "_flatten_batch"}
+    of_tensordict = {"TensorDictBase": SimpleNamespace, "expand_right": _expand_right}
+    helpers = load(FOLDER / "torchrl/objectives/value/utils.py", names, of_tensordict)
+    names = {"vec_generalized_advantage_estimate", "_fast_vec_gae", "_geom_series_like"}
+    given: dict[str, object] = {**vars(helpers), "is_dynamo_compiling": bool}  # False
+    library = load(FOLDER / "torchrl/objectives/value/functional.py", names, given)
+    function: Callable[..., object] = library.vec_generalized_advantage_estimate
+    return function
+
+
+def _expand_right(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """tensordict's function of that name: expand to `shape`, new dimensions at the right."""
+    return values[(..., *(None,) * (len(shape) - values.dim()))].expand(shape)
 
 
 def _our_gae(batch: PeerBatch, mask: Tensor, bootstrap: Tensor) -> Call:
