@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.head_checks import heads_fit
-from correction.errors import RecipeError
+from correction.errors import ConfigError, RecipeError
 
 if TYPE_CHECKING:
     from cluster.config import RunConfig
@@ -31,6 +32,8 @@ def correction_fits(config: RunConfig) -> str | None:
     return (
         _unmet_need(config, recipe)
         or _filter_has_groups(config, recipe)
+        or _overlong_within_limit(config, recipe)
+        or _helpers_are_there(config, recipe)
         or _lag_is_corrected(config, recipe)
         or heads_fit(config, recipe.head_tokens)
     )
@@ -42,14 +45,14 @@ def _unmet_need(config: RunConfig, recipe: Recipe) -> str | None:
 
     name = config.correction.recipe
     for need, maker in (
-        (Need.TEACHER, "teacher that scores trajectories"),
-        (Need.SEGMENTS, "rollout that branches"),
-        (Need.EXPERT, "expert that labels states"),
+        (Need.TEACHER, "scores of a teacher"),
+        (Need.SEGMENTS, "rollouts that branch"),
+        (Need.EXPERT, "tokens of an expert"),
     ):
         if need in recipe.needs:
             return (
-                f"correction.recipe = {name!r}: needs what a {maker} gives, and no run has one "
-                "yet; choose another recipe"
+                f"correction.recipe = {name!r}: needs {maker}, and no run has them yet; choose "
+                "another recipe"
             )
     if Need.PRETRAINING in recipe.needs and config.pretraining.path is None:
         return (
@@ -67,6 +70,49 @@ def _filter_has_groups(config: RunConfig, recipe: Recipe) -> str | None:
         f"correction.group_filter = {recipe.group_filter.value!r}: needs groups of at least 2, but "
         f"rollout.group_size = {config.rollout.group_size}; raise it or set group_filter = none"
     )
+
+
+def _overlong_within_limit(config: RunConfig, recipe: Recipe) -> str | None:
+    """A penalty that begins beyond what a trajectory can have never acts."""
+    from correction.shaping_parts import OverlongPenalty
+
+    limit = config.rollout.max_turns * config.rollout.max_turn_tokens
+    for part in recipe.shaping:
+        if isinstance(part, OverlongPenalty) and part.max_tokens > limit:
+            return (
+                f"correction.shaping.overlong_penalty.max_tokens = {part.max_tokens}: a trajectory "
+                f"has at most {limit} sampled tokens (rollout.max_turns x "
+                "rollout.max_turn_tokens); 0 takes that limit"
+            )
+    return None
+
+
+def _helpers_are_there(config: RunConfig, recipe: Recipe) -> str | None:
+    """Critic, reference and pretraining text, as far as the recipe needs them."""
+    from cluster import assembly
+    from cluster.model_source import check_helper_model
+    from correction.needs import Need
+
+    try:
+        assembly.critic_settings(config, recipe)
+        text = assembly.pretraining_settings(config, recipe)
+        if Need.VALUES in recipe.needs and config.critic.path is not None:
+            check_helper_model("critic.path", config.critic.path)
+        if Need.REFERENCE in recipe.needs and config.reference.path is not None:
+            check_helper_model("reference.path", config.reference.path)
+    except ConfigError as error:
+        return str(error)
+    if text is None:
+        return None
+    if not Path(text.path).is_file():
+        return f"pretraining.path = {text.path!r}: there is no such file"
+    blocks, ranks = text.tokens_per_step // text.block_tokens, config.learner.ranks
+    if blocks % ranks:
+        return (
+            f"pretraining.tokens_per_step = {text.tokens_per_step}: makes {blocks} blocks of "
+            f"{text.block_tokens} tokens, which {ranks} learner ranks cannot share evenly"
+        )
+    return None
 
 
 def _lag_is_corrected(config: RunConfig, recipe: Recipe) -> str | None:

@@ -33,7 +33,7 @@ def find_model(config: RunConfig) -> Path | None:
         return None
     folder = Path(config.model.path)
     if not folder.is_dir():
-        folder = _from_cache(config)
+        folder = _cached_folder("model.path", config.model.path, config.model.revision)
     check_swappable(folder)
     return folder
 
@@ -55,6 +55,12 @@ def check_swappable(folder: Path) -> None:
             f"model.path: {folder} is quantised, so that its weights and its head cannot be "
             "swapped; dequantise it first (docs/run.md)"
         )
+
+
+def check_helper_model(key: str, path: str) -> None:
+    """Refuse a critic or reference that is not there. key: of the configuration."""
+    if not Path(path).is_dir():
+        _cached_folder(key, path, None)
 
 
 def longest_context_tokens(folder: Path) -> int | None:
@@ -82,18 +88,16 @@ def _starter(seed: int, observer: Observer) -> Path:
     return folder
 
 
-def _from_cache(config: RunConfig) -> Path:
+def _cached_folder(key: str, path: str, revision: str | None) -> Path:
     """A transformers id that is in the local cache; nothing is downloaded at run time."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        found = snapshot_download(
-            config.model.path, revision=config.model.revision, local_files_only=True
-        )
+        found = snapshot_download(path, revision=revision, local_files_only=True)
     except (LocalEntryNotFoundError, ValueError) as error:
         raise ConfigError(
-            f"model.path: {config.model.path!r} is neither a folder nor a transformers id in the "
+            f"{key}: {path!r} is neither a folder nor a transformers id in the "
             "local cache; download it first or give a folder"
         ) from error
     return Path(found)

@@ -6,6 +6,7 @@ from cluster import assembly
 from cluster.checks import check_config
 from cluster.config import RunConfig
 from cluster.derived import group_bytes, lag_budget, needed_resources, queue_groups
+from correction.needs import Need
 from correction.recipes import describe
 
 
@@ -18,6 +19,7 @@ def describe_plan(config: RunConfig) -> str:
         *_heads(config),
         _resources(config),
         describe(assembly.recipe(config)),
+        *_idle_tables(config),
     )
     return "\n\n".join(sections)
 
@@ -56,6 +58,21 @@ def _heads(config: RunConfig) -> tuple[str, ...]:
         f"heads        {head_tokens} likeliest tokens at each sampled place: a group weighs up to "
         f"{with_heads / 2**20:.3g} MiB, {without / 2**20:.2g} MiB without",
     )
+
+
+def _idle_tables(config: RunConfig) -> tuple[str, ...]:
+    """Tables that were filled in, though this recipe does not look at them."""
+    needs, defaults = assembly.recipe(config).needs, RunConfig()
+    idle = [
+        f"[{table}] is not looked at: the recipe needs no {need}"
+        for table, need in (
+            ("critic", Need.VALUES),
+            ("reference", Need.REFERENCE),
+            ("pretraining", Need.PRETRAINING),
+        )
+        if need not in needs and getattr(config, table) != getattr(defaults, table)
+    ]
+    return ("\n".join(idle),) if idle else ()
 
 
 def _resources(config: RunConfig) -> str:

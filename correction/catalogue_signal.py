@@ -48,7 +48,7 @@ SIGNAL_RECIPES = (
         advantage=ReinforcePp(),
         surrogate=PpoClip(),
         aggregation=Aggregation.TOKEN_MEAN,
-        penalties=(Kl(coefficient=0.01, place=KlPlace.REWARD, estimator=KlEstimator.K1),),
+        penalties=(Kl(coefficient=0.01, place=KlPlace.REWARD),),
     ),
     Recipe(
         name="reinforce_pp_baseline",
@@ -92,7 +92,7 @@ SIGNAL_RECIPES = (
         aggregation=Aggregation.TOKEN_MEAN,
         critic=ValueCritic(),
         penalties=(
-            Kl(coefficient=0.02, place=KlPlace.REWARD, estimator=KlEstimator.K1),
+            Kl(coefficient=0.02, place=KlPlace.REWARD),
             Pretraining(),
         ),
     ),

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from correction.advantage_parts import Opob
 from correction.aggregation import Aggregation
+from correction.bounds import SIGNED_BOUNDS, Bound
 from correction.errors import RecipeError
 from correction.learner_parts import NoCritic, ValueCritic
 from correction.needs import Need
+from correction.penalty_parts import KlPlace, PromptKl, PromptWeights
 from correction.proximal import Proximal
 from correction.ratios import Level
 from correction.token_advantage_parts import Gae, VTrace
@@ -38,6 +41,11 @@ def check_combination(recipe: Recipe) -> None:
         _critic_has_targets,
         _value_clip_has_old_values,
         _imitation_is_plain,
+        _whole_sequence_is_trusted_as_a_whole,
+        _vtrace_is_not_weighed_by_prompt,
+        _maxrl_sees_plain_rewards,
+        _signed_bound_has_one_sign,
+        _baseline_sees_the_weights,
         _kinds_stand_once,
     ):
         rule(recipe)
@@ -152,6 +160,72 @@ def _imitation_is_plain(recipe: Recipe) -> None:
         raise RecipeError(
             f"correction: {recipe.surrogate.kind} imitates the tokens as they are; a ratio to mu "
             "says nothing about an expert's. Set weight = none and trust = []"
+        )
+
+
+def _whole_sequence_is_trusted_as_a_whole(recipe: Recipe) -> None:
+    tokenwise = [mask.kind for mask in recipe.trust if not mask.whole_trajectory]
+    if recipe.surrogate.whole_sequence and tokenwise:
+        raise RecipeError(
+            f"correction.trust: {tokenwise[0]} rejects single tokens, but {recipe.surrogate.kind} "
+            "has one ratio a trajectory, through which they would be trained all the same. Take a "
+            "mask of whole trajectories (veto, k3_limit, geometric_band, trm, opsm, or max_lag "
+            "with unit = trajectory)"
+        )
+
+
+def _vtrace_is_not_weighed_by_prompt(recipe: Recipe) -> None:
+    penalty = recipe.penalty_of(PromptKl)
+    weighed = penalty is not None and penalty.weights is not PromptWeights.NONE
+    if isinstance(recipe.advantage, VTrace) and weighed:
+        raise RecipeError(
+            "correction.penalties.prompt_kl.weights: weighs advantages of the batch, but vtrace "
+            "makes its own in every pass. Set penalties.prompt_kl.weights = none"
+        )
+
+
+def _maxrl_sees_plain_rewards(recipe: Recipe) -> None:
+    if recipe.advantage.kind != "maxrl":
+        return
+    kl = recipe.kl
+    penalised = any(part.kind == "overlong_penalty" for part in recipe.shaping)
+    if penalised or (kl is not None and kl.place is KlPlace.REWARD):
+        raise RecipeError(
+            "correction: advantage maxrl is for rewards of 0 and 1; an overlong penalty or a KL in "
+            "the reward makes others of them. Set shaping = overlong_filter, or "
+            "penalties.kl.place = loss"
+        )
+
+
+def _signed_bound_has_one_sign(recipe: Recipe) -> None:
+    weight = recipe.weight
+    if isinstance(weight, NoWeight) or weight.bound not in SIGNED_BOUNDS:
+        return
+    if recipe.advantage.a_token and weight.level is not Level.TOKEN:
+        raise RecipeError(
+            f"correction.weight.bound: {weight.bound} goes by the sign of the advantage, and a "
+            f"weight at level {weight.level} needs one sign; advantage {recipe.advantage.kind} has "
+            "a number a token. Set weight.level = token or an advantage of whole trajectories"
+        )
+
+
+def _baseline_sees_the_weights(recipe: Recipe) -> None:
+    """The optimal baseline is optimal for the weights of the loss, and for no others."""
+    advantage, weight = recipe.advantage, recipe.weight
+    if not isinstance(advantage, Opob):
+        return
+    same = (
+        not isinstance(weight, NoWeight)
+        and weight.level is Level.SEQUENCE_PRODUCT
+        and weight.bound is Bound.TRUNCATE
+        and weight.high == advantage.max_weight
+    )
+    if not same:
+        raise RecipeError(
+            "correction: advantage opob is the best baseline for trajectory weights truncated at "
+            f"its max_weight ({advantage.max_weight}); the loss must use the same. Set "
+            "weight.level = sequence_product, weight.bound = truncate and weight.high = "
+            "advantage.max_weight"
         )
 
 

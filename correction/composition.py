@@ -92,8 +92,11 @@ class Recipe:
 
         A learner keeps them from its first pass, unless `Need.SCORES` makes it score beforehand.
         """
-        if self.proximal is not Proximal.RECOMPUTE:
-            return False
+        return self.proximal is Proximal.RECOMPUTE and self.looks_at_proximal
+
+    @property
+    def looks_at_proximal(self) -> bool:
+        """Whether any part holds a ratio to or from the proximal policy."""
         return self.surrogate.has_ratio or self.weight.kind == ProximalBehaviourWeight.kind
 
     @property

@@ -45,6 +45,7 @@ __all__ = [
     "add_sums",
     "policy_objective",
     "prepare",
+    "prompt_share",
     "summarise",
 ]
 
@@ -67,7 +68,8 @@ class _Ratios:
     """Token log ratios [B, T] of a micro-batch, 0 where masked.
 
     anchor: log prox, filled. update: theta/prox, with gradient. away: learner/mu, the learner of
-    before the step where it was scored. whole: theta/mu now. The last two are detached.
+    before the step where it was scored. whole: theta/mu now. weighing: what the weight is made of,
+    prox/mu or theta/mu. The last three are detached.
     """
 
     target: Tensor
@@ -76,6 +78,7 @@ class _Ratios:
     update: Tensor
     away: Tensor
     whole: Tensor
+    weighing: Tensor
 
 
 def policy_objective(
@@ -97,7 +100,7 @@ def policy_objective(
     advantages = prepared.advantages if trace is None else trace.advantages
     advantages = fill_masked(advantages.to(ratios.target.dtype), mask)
 
-    weight = recipe.weight(ratios.away, mask, inputs.turn_ids, advantages)
+    weight = recipe.weight(ratios.weighing, mask, inputs.turn_ids, advantages)
     rejected = _rejected(recipe, inputs, prepared, ratios, advantages)
     weight = without(weight, rejected)
     token, measures = recipe.surrogate(
@@ -155,27 +158,20 @@ def _ratios(recipe: Recipe, inputs: PolicyInputs, prepared: Prepared) -> _Ratios
     behaviour = fill_masked(inputs.behaviour_logprobs.detach().to(update.dtype), mask)
     target = fill_masked(inputs.target_logprobs.to(update.dtype), mask)
     whole = target.detach() - behaviour
+    bypass = recipe.proximal is Proximal.BEHAVIOUR
+    of_target = bypass or isinstance(recipe.weight, TargetBehaviourWeight)
+    weighing = whole if of_target else log_ratio(anchor.detach(), behaviour, mask)
     return _Ratios(
         target=target,
         behaviour=behaviour,
         anchor=fill_masked(anchor.to(update.dtype), mask),
         update=update,
-        away=_learner_to_behaviour(recipe, anchor, behaviour, whole, mask),
+        # What lag and engine mismatch did to the batch: the proximal policy says it where it is the
+        # learner's own of before the step. A log-linear one lies nearer to mu by construction.
+        away=weighing if recipe.proximal is Proximal.RECOMPUTE else whole,
         whole=whole,
+        weighing=weighing,
     )
-
-
-def _learner_to_behaviour(
-    recipe: Recipe, anchor: Tensor, behaviour: Tensor, whole: Tensor, mask: Tensor
-) -> Tensor:
-    """Token log learner/mu [B, T], detached: what lag and engine mismatch did to the batch.
-
-    The learner is the proximal policy where there is one apart from mu, else the target policy.
-    """
-    of_target = recipe.proximal is Proximal.BEHAVIOUR or isinstance(
-        recipe.weight, TargetBehaviourWeight
-    )
-    return whole if of_target else log_ratio(anchor.detach(), behaviour, mask)
 
 
 def _trace(
@@ -251,20 +247,26 @@ def _penalties(
             shares[part.kind] = aggregate(
                 losses, prepared.action_mask, recipe.aggregation, denominators
             )
-        if isinstance(part, PromptKl):
-            shares[part.kind] = part.coefficient * _prompt_share(inputs, denominators)
-    return shares
+    return shares | prompt_share(recipe, inputs, denominators)
 
 
-def _prompt_share(inputs: PolicyInputs, denominators: Denominators) -> Tensor:
-    """This part's share of the mean penalty of a prompt token. Prompts of one token have none."""
-    prompt = inputs.prompt
+def prompt_share(
+    recipe: Recipe, inputs: PolicyInputs, denominators: Denominators
+) -> dict[str, Tensor]:
+    """The prompt penalty's share of the loss, where the recipe has one; under its kind.
+
+    It does not look at actions: rows whose actions the loss may not see have it all the same.
+    Prompts of one token have none. Raises InputError for missing prompts.
+    """
+    penalty, prompt = recipe.penalty_of(PromptKl), inputs.prompt
+    if penalty is None:
+        return {}
     if prompt is None:
         raise InputError("prompt: missing, the prompt penalty needs it")
     if not bool(prompt.mask.any()):
-        return inputs.target_logprobs.new_zeros(())
+        return {penalty.kind: inputs.target_logprobs.new_zeros(())}
     losses = prompt_kl(prompt.target_logprobs, prompt.reference_logprobs, prompt.mask)
-    return losses.sum() / denominators.prompt_tokens
+    return {penalty.kind: penalty.coefficient * losses.sum() / denominators.prompt_tokens}
 
 
 def _critic(
@@ -304,6 +306,7 @@ def _measures(
         measures["entropy"] = inputs.entropy.detach()
     if trace is not None:
         measures["vtrace_rho"] = trace.rho
+        measures["vtrace_advantage"] = trace.advantages
     targets = prepared.value_targets if trace is None else trace.value_targets
     if inputs.values is not None and targets is not None:
         measures["value"] = inputs.values.detach()

@@ -5,8 +5,8 @@ parameter of the part in a slot (`"surrogate.clip_high": 0.28`). Nested mappings
 give them, mean the same; `kind` inside a table names the part.
 
 Slots that hold several parts (trust, penalties, shaping) take a list of kinds (`"trust": ["m2",
-"veto"]`, `[]` for none) and parameters by kind (`"trust.m2.limit": 0.04`); a parameter of a kind
-that is not there adds it.
+"veto"]`, `[]` for none), which keeps what the recipe has of them, and parameters by kind
+(`"trust.m2.limit": 0.04`); a parameter of a kind that is not there adds it, and so does `{}`.
 
 Everything unknown is refused, also a parameter that exists but would have no effect.
 """
@@ -14,6 +14,7 @@ Everything unknown is refused, also a parameter that exists but would have no ef
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
@@ -21,13 +22,16 @@ from typing import Any
 from correction.errors import RecipeError
 from correction.parts import PARTS, SEVERAL, Part, kind_of, parameters_of
 
+UNBOUNDED = frozenset({"high", "rho_bar", "c_bar", "pg_rho_bar"})
+"""Parameters that may be infinite: bounds that are then none."""
+
 Parts = Mapping[str, Part | tuple[Part, ...]]
 
 
 def flatten(overrides: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Dotted keys and values of possibly nested overrides; `slot.kind` becomes `slot`."""
     for key, value in overrides.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}".removesuffix(".kind"), value
@@ -66,13 +70,18 @@ def _several(
     key = f"correction.{slot}"
     if named is not None:
         names = named if isinstance(named, list | tuple) else [named]
-        standing = tuple(_named(key, kinds, name) for name in names)
+        before = {kind_of(part): part for part in standing}
+        found = [_named(key, kinds, name) for name in names]
+        standing = tuple(before.get(kind_of(part), part) for part in found)
     chosen = {kind_of(part): part for part in standing}
     if len(chosen) < len(standing):
         raise RecipeError(f"{key}: a kind stands in {named} twice")
     by_kind: dict[str, dict[str, object]] = {}
     for path, value in wanted.items():
         kind, dot, name = path.partition(".")
+        if value == {}:  # an empty table: the kind with its defaults
+            by_kind.setdefault(kind, {})
+            continue
         if not dot:
             raise RecipeError(f"{key}.{path}: name a kind and a parameter, as {key}.KIND.PARAMETER")
         by_kind.setdefault(kind, {})[name] = value
@@ -118,5 +127,7 @@ def _convert(key: str, value: object, current: object) -> object:
     elif isinstance(value, int) and not isinstance(value, bool):
         return float(value) if isinstance(current, float) else value
     elif isinstance(value, float) and isinstance(current, float):
+        if math.isnan(value) or (math.isinf(value) and key.rpartition(".")[2] not in UNBOUNDED):
+            raise RecipeError(f"{key}: must be finite, got {value}")
         return value
     raise RecipeError(f"{key}: expected {type(current).__name__}, got {value!r}")

@@ -46,10 +46,12 @@ from correction.learner_parts import EssLearningRate, NoControl, NoCritic, Value
 from correction.penalty_parts import (
     Entropy,
     Kl,
+    KlPlace,
     LogRatioSquare,
     Penalty,
     Pretraining,
     PromptKl,
+    PromptWeights,
 )
 from correction.proximal import Proximal
 from correction.shaping_parts import OverlongFilter, OverlongPenalty, Shaping
@@ -168,6 +170,9 @@ def _without_effect(part: Kinded) -> set[str]:
         return idle | ({"bootstrap_truncated"} if part.values is ValueSource.GROUP else set())
     if isinstance(part, Gae) and part.length_alpha > 0:
         return {"gae_lambda"}
-    if isinstance(part, Kl) and part.target == 0:
-        return {"horizon"}
+    if isinstance(part, Kl):
+        idle = {"horizon"} if part.target == 0 else set()
+        return idle | ({"estimator", "importance"} if part.place is KlPlace.REWARD else set())
+    if isinstance(part, PromptKl) and part.weights is PromptWeights.NONE:
+        return {"weight_clip"}
     return set()

@@ -69,8 +69,8 @@ class Kl(Penalty):
 
     estimator: k1, k2, k3 or k3_plus (value of k3, gradient of k2); in the reward it is k1.
     importance: in the loss, times theta/mu, so that it is the KL of theta and not of mu.
-    target: above 0, the coefficient moves so that the KL comes to `target` nats a token, at most
-    by a fifth of trajectories / horizon a step.
+    target: above 0, the coefficient moves so that the KL (k1, whose mean single tokens move least)
+    comes to `target` nats a token, at most by a fifth of trajectories / horizon a step.
     """
 
     coefficient: float = 0.04

@@ -66,7 +66,8 @@ def summarise(sums: Mapping[str, float]) -> dict[str, float]:
     And where the recipe has them:
     rejected_fraction_by_{trust mask}: tokens; several masks may reject the same one
     kl_k1_theta_reference, kl_k3_theta_reference (nats a token, tokens of mu); entropy (nats)
-    vtrace_rho: mean ratio under rho_bar; value, value_error_squared: of the critic
+    vtrace_rho: mean ratio under rho_bar; vtrace_advantage: its mean in this pass
+    value, value_error_squared: of the critic
     head_mass_behaviour, head_mass_target, head_tail_ratio, centering_l1: of Score Centering
 
     Overall only:

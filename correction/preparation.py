@@ -30,6 +30,7 @@ from correction.penalty_parts import KlPlace, PromptKl, PromptWeights
 from correction.prompt_penalty import prompt_weights
 from correction.proximal import Proximal
 from correction.ratios import log_ratio
+from correction.token_advantage_parts import VTrace
 from correction.token_advantages import terminal_rewards
 from correction.trust_parts import TrustInputs
 
@@ -101,6 +102,7 @@ def prepare(
     adapts; None takes the recipe's. Raises InputError for what the estimators refuse: a group of
     one, a tensor that the recipe needs and that is missing, scores of another version.
     """
+    earned = view.rewards
     kl = recipe.kl
     coefficient = kl_coefficient if kl_coefficient is not None else kl.coefficient if kl else 0.0
     for part in recipe.shaping:
@@ -114,7 +116,7 @@ def prepare(
     return Prepared(
         action_mask=mask,
         advantages=fill_masked(advantages, mask),
-        token_rewards=token_rewards,
+        token_rewards=fill_masked(token_rewards, mask),
         truncated=view.truncated,
         kl_coefficient=coefficient,
         baseline=made.baseline,
@@ -124,7 +126,7 @@ def prepare(
         log_expectation=recipe.surrogate.prepare(view),
         scores=view.scores,
         reference_logprobs=view.reference_logprobs,
-        metrics=_metrics(view, made, mask),
+        metrics=_metrics(recipe, replace(view, rewards=earned), made, mask),
     )
 
 
@@ -159,6 +161,10 @@ def _weighed(recipe: Recipe, view: BatchView, advantages: Tensor) -> Tensor:
     surprise = view.required("prompt_nll", Need.PROMPT)
     _, group_of, counts = torch.unique(view.group_index, return_inverse=True, return_counts=True)
     a_prompt = surprise.new_zeros(len(counts)).index_add(0, group_of, surprise) / counts
+    told = a_prompt > 0  # a prompt of one token has no logprob: it weighs as the mean one does
+    if not bool(told.any()):
+        return advantages
+    a_prompt = torch.where(told, a_prompt, a_prompt[told].mean())
     weights = prompt_weights(a_prompt, clip=penalty.weight_clip or None)[group_of]
     return advantages * weights.to(advantages.dtype)[:, None]
 
@@ -168,8 +174,10 @@ def _whole_batch_masks(
 ) -> dict[str, Tensor]:
     """Masks over all of the batch at once: learner/mu of before the first step."""
     rules = [rule for rule in recipe.trust if rule.whole_batch]
-    if not rules or not bool(mask.any()):
+    if not rules:
         return {}
+    if not bool(mask.any()):
+        return {rule.kind: torch.ones_like(mask) for rule in rules}
     scores = fill_masked(view.required("scores", Need.SCORES), mask)
     behaviour = fill_masked(view.behaviour_logprobs, mask)
     away = log_ratio(scores, behaviour, mask)
@@ -185,21 +193,24 @@ def _whole_batch_masks(
     return {rule.kind: rule(inputs) for rule in rules}
 
 
-def _metrics(view: BatchView, made: Advantages, mask: Tensor) -> dict[str, float]:
-    """Figures of the whole batch that no sum over tokens would give."""
-    advantages = _on_tokens(made.values, view.action_mask)[view.action_mask].double()
-    spread = advantages.std(correction=0) if len(advantages) else advantages.sum()
+def _metrics(recipe: Recipe, view: BatchView, made: Advantages, mask: Tensor) -> dict[str, float]:
+    """Figures of the whole batch that no sum over tokens would give. view: rewards as earned."""
     _, group_of, counts = torch.unique(view.group_index, return_inverse=True, return_counts=True)
     highest = view.rewards.new_full((len(counts),), -torch.inf)
     lowest = view.rewards.new_full((len(counts),), torch.inf)
     highest = highest.scatter_reduce(0, group_of, view.rewards, "amax")
     lowest = lowest.scatter_reduce(0, group_of, view.rewards, "amin")
     removed = int(view.action_mask.sum()) - int(mask.sum())
-    return {
-        "advantage_mean": float(advantages.mean()),
-        "advantage_std": float(spread),
+    metrics = {
         "zero_variance_group_fraction": float((highest == lowest).double().mean()),
         "overlong_filtered_fraction": removed / int(view.action_mask.sum()),
+    }
+    if isinstance(recipe.advantage, VTrace):  # its advantages are those of a pass
+        return metrics
+    advantages = _on_tokens(made.values, view.action_mask)[view.action_mask].double()
+    return metrics | {
+        "advantage_mean": float(advantages.mean()),
+        "advantage_std": float(advantages.std(correction=0)),
     }
 
 

@@ -15,6 +15,7 @@ from correction.composition import Recipe
 from correction.errors import RecipeError
 from correction.overrides import apply_overrides, flatten
 from correction.parts import SEVERAL, Part, kind_of, parameters_of
+from correction.trust_parts import MaxLag
 
 __all__ = ["DEFAULT_RECIPE", "RECIPES", "Recipe", "describe", "resolve"]
 
@@ -45,6 +46,11 @@ def resolve(
         raise RecipeError(f"correction.allow_no_correction: not true or false: {allowed!r}")
     changes: dict[str, Any] = {**apply_overrides(recipe.parts, flat)}
     recipe = dataclasses.replace(recipe, allow_no_correction=allowed, **changes)
+    if "proximal" in flat and not recipe.looks_at_proximal:
+        raise RecipeError(
+            f"correction.proximal: has no effect, neither surrogate {recipe.surrogate.kind} nor "
+            f"weight {recipe.weight.kind} looks at the proximal policy; remove it"
+        )
     _check_run(recipe, max_lag_versions, group_size)
     return recipe
 
@@ -78,8 +84,18 @@ def _check_run(recipe: Recipe, max_lag_versions: int, group_size: int) -> None:
             f"{max_lag_versions}. Set max_lag = 0, or a recipe that corrects (decoupled_ppo, "
             "gspo, ppo_bypass), or allow_no_correction = true to do without"
         )
-    if recipe.advantage.needs_group and group_size < 2:
-        raise RecipeError(
-            f"correction.advantage: {recipe.advantage.kind} needs groups of at least 2, group_size "
-            f"is {group_size}. Set a larger group_size or advantage = return"
-        )
+    for slot, part, other in (
+        ("advantage", recipe.advantage, "return"),
+        ("surrogate", recipe.surrogate, "ppo_clip"),
+    ):
+        if part.needs_group and group_size < 2:
+            raise RecipeError(
+                f"correction.{slot}: {part.kind} needs groups of at least 2, group_size is "
+                f"{group_size}. Set a larger group_size or {slot} = {other}"
+            )
+    for mask in recipe.trust:
+        if isinstance(mask, MaxLag) and mask.max_lag_versions >= max_lag_versions:
+            raise RecipeError(
+                f"correction.trust.max_lag.max_lag_versions: {mask.max_lag_versions} rejects "
+                f"nothing, the run admits a lag of at most {max_lag_versions}. Set a smaller one"
+            )

@@ -32,6 +32,7 @@ class OverlongPenalty(Shaping):
     """DAPO's soft punishment: from 0 down to -coefficient over the last `cache_share` of the limit.
 
     max_tokens: sampled tokens from which it is whole; 0 takes the run's limit of one trajectory.
+    It is whole for every answer that a limit cut.
     """
 
     max_tokens: int = 0
@@ -55,6 +56,8 @@ class OverlongPenalty(Shaping):
             max_tokens=limit,
             cache_tokens=max(1, round(self.cache_share * limit)),
         )
+        # A limit of turns or of context may cut an answer before the limit of its tokens.
+        penalty = penalty.masked_fill(view.truncated, -1.0)
         return view.rewards + self.coefficient * penalty.to(view.rewards.dtype)
 
 

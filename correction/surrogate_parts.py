@@ -53,6 +53,7 @@ class PolicySurrogate(ABC):
     whole_sequence: ClassVar[bool] = False
     own_weight: ClassVar[bool] = False
     uses_advantages: ClassVar[bool] = True
+    needs_group: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset()
 
     @property
@@ -146,6 +147,7 @@ class Gepo(_Clipped):
     """GSPO's clip on theta over the group's expectation of mu: one denominator for all."""
 
     kind: ClassVar[str] = "gepo"
+    needs_group: ClassVar[bool] = True
     has_ratio: ClassVar[bool] = False
     whole_sequence: ClassVar[bool] = True
     own_weight: ClassVar[bool] = True

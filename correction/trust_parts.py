@@ -40,6 +40,11 @@ class TrustMask(ABC):
     kind: ClassVar[str]
     whole_batch: ClassVar[bool] = False
 
+    @property
+    def whole_trajectory(self) -> bool:
+        """Whether trajectories are kept or rejected as a whole, never single tokens."""
+        return False
+
     @abstractmethod
     def __call__(self, inputs: TrustInputs) -> Tensor:
         """Bool [B, T], true where the token is kept."""
@@ -52,6 +57,11 @@ class MaxLag(TrustMask):
     max_lag_versions: int = 4
     unit: LagUnit = LagUnit.TOKEN
     kind: ClassVar[str] = "max_lag"
+
+    @property
+    def whole_trajectory(self) -> bool:
+        """By its unit."""
+        return self.unit is LagUnit.TRAJECTORY
 
     def __post_init__(self) -> None:
         _require("max_lag", "max_lag_versions", self.max_lag_versions >= 0, ">= 0",
@@ -75,6 +85,11 @@ class GeometricBand(TrustMask):
     high: float = 1.001
     kind: ClassVar[str] = "geometric_band"
 
+    @property
+    def whole_trajectory(self) -> bool:
+        """Always."""
+        return True
+
     def __post_init__(self) -> None:
         _require(self.kind, "low", 0 <= self.low <= 1, "in [0, 1]", self.low)
         _require(self.kind, "high", self.high >= 1, ">= 1", self.high)
@@ -91,6 +106,11 @@ class K3Limit(TrustMask):
     limit: float = 0.01
     reduction: Reduction = Reduction.MEAN
     kind: ClassVar[str] = "k3_limit"
+
+    @property
+    def whole_trajectory(self) -> bool:
+        """Always."""
+        return True
 
     def __post_init__(self) -> None:
         _require(self.kind, "limit", self.limit > 0, "> 0", self.limit)
@@ -109,6 +129,11 @@ class Trm(TrustMask):
     limit: float = 0.1
     kind: ClassVar[str] = "trm"
 
+    @property
+    def whole_trajectory(self) -> bool:
+        """Always."""
+        return True
+
     def __post_init__(self) -> None:
         _require(self.kind, "limit", self.limit > 0, "> 0", self.limit)
 
@@ -125,6 +150,11 @@ class Veto(TrustMask):
 
     low: float = 1e-4
     kind: ClassVar[str] = "veto"
+
+    @property
+    def whole_trajectory(self) -> bool:
+        """Always."""
+        return True
 
     def __post_init__(self) -> None:
         _require(self.kind, "low", 0 < self.low < 1, "in (0, 1)", self.low)
@@ -181,7 +211,7 @@ class DppoKl(TrustMask):
 
 @dataclass(frozen=True, slots=True)
 class Kpop(TrustMask):
-    """Rejects a token whose binary KL, in the larger direction, is over limit."""
+    """Rejects a token whose binary KL of theta and mu, in the larger direction, is over limit."""
 
     limit: float = 2.0
     kind: ClassVar[str] = "kpop"
@@ -218,6 +248,11 @@ class Opsm(TrustMask):
 
     limit: float = 0.5
     kind: ClassVar[str] = "opsm"
+
+    @property
+    def whole_trajectory(self) -> bool:
+        """Always."""
+        return True
 
     def __post_init__(self) -> None:
         _require(self.kind, "limit", self.limit > 0, "> 0", self.limit)

@@ -222,10 +222,13 @@ def _cut(share: Sequence[int], lengths: Sequence[int], budget: int) -> list[tupl
     return [tuple(piece) for piece in pieces]
 
 
-def collate(batch: LearnerBatch, rows: Sequence[int], learner_step: int) -> MicroBatch:
+def collate(
+    batch: LearnerBatch, rows: Sequence[int], learner_step: int, *, heads: bool = True
+) -> MicroBatch:
     """Pad rows to tensors; no rows make a filler out of the shortest row of the batch.
 
-    Padding is known by length alone: a token id never decides what is real.
+    Padding is known by length alone: a token id never decides what is real. heads: whether those
+    that the rows have are padded as well; a whole batch of them is large.
     """
     chosen = rows or [min(range(len(batch.rows)), key=batch.lengths_tokens.__getitem__)]
     picked = [batch.rows[row] for row in chosen]
@@ -243,7 +246,7 @@ def collate(batch: LearnerBatch, rows: Sequence[int], learner_step: int) -> Micr
         row_index=torch.tensor(chosen, dtype=torch.int64),
         temperature=torch.tensor([row.temperature for row in picked], dtype=torch.float32),
         filler=not rows,
-        **_heads(picked),
+        **(_heads(picked) if heads else {}),
     )
 
 

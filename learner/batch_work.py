@@ -31,6 +31,7 @@ from correction.objective import (
     add_sums,
     policy_objective,
     prepare,
+    prompt_share,
     summarise,
 )
 from correction.penalty_parts import Pretraining
@@ -174,7 +175,7 @@ class BatchWork:
         )
         if bool(prepared.action_mask.any()):
             return policy_objective(self._recipe, inputs, prepared, self._denominators)
-        # Nothing of these rows may be seen: all the same figures, all 0.
+        # Nothing of these rows' actions may be seen: all the same figures, all 0.
         whole = replace(prepared, action_mask=micro.action_mask)
         counts = replace(
             self._denominators,
@@ -182,7 +183,12 @@ class BatchWork:
             trajectories=len(self._batch.rows),
         )
         idle = policy_objective(self._recipe, inputs, whole, counts)
-        return Objective(idle.loss * 0.0, {name: total * 0.0 for name, total in idle.sums.items()})
+        sums = {name: total * 0.0 for name, total in idle.sums.items()}
+        loss = idle.loss * 0.0
+        for kind, share in prompt_share(self._recipe, inputs, self._denominators).items():
+            loss = loss + share
+            sums[f"loss_{kind}"] = sums["loss"] = share.detach().double()
+        return Objective(loss, sums)
 
     def _prompt(self, micro: MicroBatch, outputs: ForwardOutputs) -> PromptInputs | None:
         if outputs.prompt_logprobs is None or self._reference_prompts is None:

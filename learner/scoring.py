@@ -54,7 +54,7 @@ def score_batch(
     engine: ScoringEngine, recipe: Recipe, batch: LearnerBatch, layout: Plan, learner_step: int
 ) -> ScoredBatch:
     """The batch as advantage estimators see it. All ranks, with the same batch and layout."""
-    whole = collate(batch, range(len(batch.rows)), learner_step)
+    whole = collate(batch, range(len(batch.rows)), learner_step, heads=False)
     view = BatchView(
         rewards=batch.rewards,
         group_index=batch.group_index,
@@ -68,7 +68,7 @@ def score_batch(
     theta = reference = None
     if Need.SCORES in needs:
         values = Need.VALUES in needs
-        theta = buffers.fill(engine.score, ForwardNeeds(prompt=prompt, values=values))
+        theta = buffers.fill(_finite(engine), ForwardNeeds(prompt=prompt, values=values))
         view = replace(
             view,
             scores=theta.logprobs,
@@ -81,6 +81,16 @@ def score_batch(
     if prompt:
         view = replace(view, prompt_nll=_surprise(recipe, theta, reference))
     return ScoredBatch(view, reference.prompt_logprobs if reference is not None else None)
+
+
+def _finite(engine: ScoringEngine) -> Callable[[MicroBatch, ForwardNeeds], ForwardOutputs]:
+    """Scores that can be computed with: where theta's are not finite, the gradient of the pass that
+    follows is not either, and refuses the step on all ranks."""
+
+    def score(micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
+        return engine.score(micro, needs).with_finite(micro.behaviour_logprobs)
+
+    return score
 
 
 def _surprise(

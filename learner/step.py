@@ -73,7 +73,7 @@ class LearnerStep:
         """Move the coefficient by what each applied pass measured."""
         kl = self._settings.recipe.kl
         for report in reports:
-            measured = report.metrics.get("kl_k3_theta_reference")
+            measured = report.metrics.get("kl_k1_theta_reference")
             if kl is None or self.kl_coefficient is None or measured is None or not report.applied:
                 continue
             self.kl_coefficient = kl.next_coefficient(

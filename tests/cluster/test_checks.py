@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from actors.admission import LagBudget, capacity
 from cluster.checks import LATE_RULES, RULES, check_config, check_resources
 from cluster.config import RunConfig, parse_config
 from cluster.derived import queue_groups
+from cluster.plan import describe_plan
 from correction.errors import ConfigError
 from learner.schedule import most_versions
 
@@ -214,3 +216,66 @@ def test_a_cluster_that_is_too_small_is_refused(
 
 def test_a_cluster_that_is_just_large_enough_is_accepted() -> None:
     check_resources(RunConfig(), {"CPU": 1.5})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"correction.recipe": "ppo", "critic.path": "nowhere"}, "critic.path: only for kind"),
+        (
+            {"correction.recipe": "ppo", "critic.kind": "model", "critic.path": "no/where"},
+            "critic.path: 'no/where' is neither a folder",
+        ),
+        (
+            {"correction.recipe": "ppo", "critic.kind": "model", "critic.detach_trunk": True},
+            "critic.detach_trunk: only for kind",
+        ),
+        ({"correction.recipe": "grpo", "reference.path": "no/where"}, "reference.path: 'no/where'"),
+        (
+            {"correction.recipe": "instructgpt", "pretraining.path": "no.csv"},
+            "pretraining.path: must end in",
+        ),
+        (
+            {"correction.recipe": "instructgpt", "pretraining.path": "no.txt"},
+            "pretraining.path = 'no.txt': there is no such file",
+        ),
+        (
+            {
+                "correction.recipe": "dapo",
+                "correction.overrides": {"shaping.overlong_penalty.max_tokens": 20480},
+            },
+            "a trajectory has at most 96 sampled tokens",
+        ),
+        ({"correction.recipe": "srpo"}, "needs scores of a teacher"),
+        ({"correction.recipe": "arpo"}, "needs rollouts that branch"),
+        ({"correction.recipe": "dagger"}, "needs tokens of an expert"),
+    ],
+)
+def test_what_a_recipe_needs_is_looked_for_before_the_start(
+    changes: dict[str, Any], message: str
+) -> None:
+    (problem,) = problems_of(changes)
+    assert message in problem
+
+
+def test_text_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some text", encoding="utf-8")
+    changes = {
+        "correction.recipe": "instructgpt",
+        "pretraining.path": str(text),
+        "pretraining.tokens_per_step": 1536,
+        "learner.ranks": 2,
+    }
+    (problem,) = problems_of(changes)
+    assert "makes 3 blocks of 512 tokens, which 2 learner ranks cannot share" in problem
+    assert problems_of(changes | {"pretraining.tokens_per_step": 1024}) == []
+
+
+def test_check_says_which_tables_the_recipe_does_not_look_at() -> None:
+    filled = {"critic": {"learning_rate": 1e-4}}
+    assert "[critic] is not looked at: the recipe needs no values" in describe_plan(
+        parse_config(filled)
+    )
+    needed = {**filled, "correction": {"recipe": "ppo"}}
+    assert "not looked at" not in describe_plan(parse_config(needed))

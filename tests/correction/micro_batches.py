@@ -17,7 +17,7 @@ from correction.recipes import RECIPES, resolve
 EVERY_RECIPE: tuple[Recipe, ...] = (
     *RECIPES.values(),
     *(
-        resolve(name, overrides, max_lag_versions=4, group_size=4)
+        resolve(name, overrides, max_lag_versions=8, group_size=4)
         for name, overrides in (
             ("decoupled_ppo", {"weight.bound": "band", "weight.low": 0.8, "weight.high": 1.2}),
             ("decoupled_ppo", {"weight.level": "turn_product", "weight.bound": "clip"}),

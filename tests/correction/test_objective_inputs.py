@@ -140,7 +140,7 @@ def without_scores(recipe: Recipe) -> torch.Tensor:
 
 
 def test_missing_proximal_scores_are_refused_where_they_are_needed() -> None:
-    with pytest.raises(InputError, match="proximal_logprobs: missing, proximal = recompute needs"):
+    with pytest.raises(InputError, match="proximal_logprobs: this recipe needs"):
         without_scores(RECIPE)
 
 

@@ -171,6 +171,16 @@ def test_bypass_measures_the_target_policy_against_the_behaviour() -> None:
     assert metrics["ess_ratio_token_bounded"] == 1.0
 
 
+def test_a_log_linear_anchor_is_weighed_by_but_measured_against_the_behaviour() -> None:
+    """prox/mu is nearer to 1 by construction: engine mismatch would read 0 at lag 0."""
+    batch = make_batch(1)
+    recipes = [resolve(n, {}, max_lag_versions=4, group_size=2) for n in ("a3po", "ppo_bypass")]
+    anchored, bypass = (metrics_of(recipe, batch) for recipe in recipes)
+    for name in ("mismatch_kl_k3", "kl_k1_mu_learner", "ess_ratio_trajectory_raw", "m2"):
+        assert anchored[name] == pytest.approx(bypass[name]), name
+    assert anchored["ess_ratio_token_bounded"] < 1.0
+
+
 @pytest.mark.parametrize("recipe", EVERY_RECIPE[:5], ids=lambda recipe: recipe.name)
 def test_metrics_are_pooled_and_not_a_mean_of_means(recipe: Recipe) -> None:
     batch = make_batch(9, rows=4, columns=6)

@@ -123,9 +123,9 @@ def test_a_coefficient_in_force_replaces_the_recipes() -> None:
 def test_overlong_penalty_comes_before_the_group_baseline() -> None:
     recipe = recipe_of("ppo_bypass", advantage="return",
                        shaping__overlong_penalty__cache_share=0.4)  # fmt: skip
-    # Limit 5, cache 2: three tokens are free, four cost a half.
+    # Limit 5, cache 2: three tokens are free, four cost a half; a cut answer costs all.
     shaped = prepared_of(recipe).advantages[torch.arange(4), [0, 0, 0, 1]]
-    assert shaped.tolist() == [1.0, 0.0, -0.5, 1.0]
+    assert shaped.tolist() == [1.0, -1.0, -0.5, 1.0]
 
 
 def test_the_overlong_filter_takes_truncated_rows_out_of_loss_and_counts() -> None:
@@ -173,6 +173,26 @@ def test_gae_bootstraps_where_an_episode_was_cut_and_not_where_it_ended() -> Non
     ended = prepared_of(plain).value_targets
     assert ended is not None
     assert float(ended[1, 0]) == pytest.approx(0.0)
+
+
+def test_a_prompt_of_one_token_weighs_as_the_mean_one() -> None:
+    nll = torch.tensor([0.0, 0.0, 40.0, 40.0], dtype=torch.float64)
+    plain = prepared_of(recipe_of("erpo", penalties__prompt_kl__weights="none")).advantages
+    assert torch.equal(prepared_of(recipe_of("erpo"), prompt_nll=nll).advantages, plain)
+    assert torch.equal(prepared_of(recipe_of("erpo"), prompt_nll=nll * 0).advantages, plain)
+
+
+def test_masks_of_the_whole_batch_are_there_when_all_of_it_is_filtered() -> None:
+    recipe = recipe_of("m2po", shaping="overlong_filter")
+    keep = prepared_of(recipe, truncated=torch.ones(4, dtype=torch.bool)).keep
+    assert bool(keep["m2"].all())
+
+
+def test_rewards_of_filtered_rows_are_not_seen() -> None:
+    recipe = recipe_of("vtrace", shaping="overlong_filter")
+    prepared = prepared_of(recipe, rewards=REWARDS + 1.0)
+    assert not prepared.token_rewards[1].any()
+    prepared.check()
 
 
 def test_vtrace_without_a_critic_takes_the_mean_of_the_siblings() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pytest
@@ -9,10 +10,12 @@ from correction.bounds import Bound
 from correction.errors import ConfigError, RecipeError
 from correction.needs import Need
 from correction.parts import kind_of
+from correction.penalty_parts import Kl, KlPlace
 from correction.proximal import Proximal
 from correction.ratios import Level
 from correction.recipes import DEFAULT_RECIPE, RECIPES, Recipe, describe, resolve
 from correction.surrogate_parts import Gspo, PpoClip
+from correction.token_advantage_parts import VTrace
 from correction.trust_parts import SecondMoment, Veto
 from correction.weight_parts import NoWeight, ProximalBehaviourWeight
 
@@ -109,7 +112,7 @@ def test_a_scoring_pass_is_asked_for_only_where_it_is_used(name: str, needed: bo
         ("gspo", {"advantage.std_epsilon": -1}, "std_epsilon: must be in"),
         ("gspo", {"surrogate.clip_low": 1.0}, "clip_low: must be in"),
         ("gspo", {"surrogate.clip_high": 0.0}, "clip_high: must be > 0"),
-        ("gspo", {"surrogate.clip_high": float("nan")}, "clip_high: must be > 0, got nan"),
+        ("gspo", {"surrogate.clip_high": float("nan")}, "clip_high: must be finite, got nan"),
         ("ppo_bypass", {"surrogate.dual_clip": 1.1}, "dual_clip: must be 0 .off. or > 1"),
         ("decoupled_ppo", {"weight.high": 0.5}, "weight.high: must be >= 1"),
         ("decoupled_ppo", {"weight.bound": "band", "weight.low": 1.5}, "weight.low: must be in"),
@@ -132,6 +135,20 @@ def test_a_scoring_pass_is_asked_for_only_where_it_is_used(name: str, needed: bo
         ("vtrace", {"advantage.turn_level": "geometric"}, "turn_product or turn_geometric"),
         ("vtrace", {"advantage.rho_bar": 0.5}, "rho_bar: must be >= c_bar"),
         ("ppo", {"advantage.bootstrap_truncated": 1}, "expected bool, got 1"),
+        ("grpo", {"penalties.kl.coefficient": float("inf")}, "coefficient: must be finite, got"),
+        ("vcpo", {"control.power": float("inf")}, "control.power: must be finite"),
+        (
+            "grpo",
+            {"penalties.kl.place": "reward", "penalties.kl.estimator": "k2"},
+            "kl.estimator: has no effect",
+        ),
+        (
+            "erpo",
+            {"penalties.prompt_kl": {"weights": "none", "weight_clip": 3.0}},
+            "weight_clip: has no effect",
+        ),
+        ("aipo", {"proximal": "recompute"}, "correction.proximal: has no effect"),
+        ("gepo", {"proximal": "recompute"}, "correction.proximal: has no effect"),
     ],
 )
 def test_unknown_and_impossible_overrides_are_refused(
@@ -168,6 +185,21 @@ def test_unknown_and_impossible_overrides_are_refused(
         ("impala", {"critic.clip": 0.2}, "values of before the step", "critic.clip = 0"),
         ("dagger", {"trust": "veto"}, "imitates", "trust = []"),
         ("score_centering", {"weight": "target_behaviour"}, "twice", "weight = none"),
+        ("gspo", {"trust": "kpop"}, "rejects single tokens", "unit = trajectory"),
+        ("gepo", {"trust": "m2"}, "rejects single tokens", "veto"),
+        ("gspo", {"trust.max_lag.max_lag_versions": 1}, "rejects single tokens", "trajectory"),
+        (
+            "gspo",
+            {"trust.max_lag.max_lag_versions": 4, "trust.max_lag.unit": "trajectory"},
+            "rejects nothing",
+            "Set a smaller one",
+        ),
+        ("vtrace", {"penalties": "prompt_kl"}, "makes its own", "weights = none"),
+        ("maxrl", {"shaping": "overlong_penalty"}, "rewards of 0 and 1", "overlong_filter"),
+        ("maxrl", {"penalties.kl.place": "reward"}, "rewards of 0 and 1", "place = loss"),
+        ("topr", {"advantage": "reinforce_pp"}, "needs one sign", "weight.level = token"),
+        ("vcpo", {"weight.high": 4.0}, "the loss must use the same", "advantage.max_weight"),
+        ("ppo_bypass", {"advantage": "opob"}, "the loss must use the same", "sequence_product"),
         (
             "score_centering",
             {"surrogate.weight": "none"},
@@ -216,6 +248,26 @@ def test_slots_of_several_parts_are_replaced_added_to_and_emptied() -> None:
     added = resolved("m2po", {"trust": {"veto": {"low": 0.01}}})
     assert added.trust == (SecondMoment(), Veto(0.01))
     assert resolved("m2po", {"trust": []}).trust == ()
+    assert resolved("m2po", {"trust": {"veto": {}}}).trust == (SecondMoment(), Veto())
+
+
+def test_naming_kinds_keeps_what_the_recipe_has_of_them() -> None:
+    kept = resolved("instructgpt", {"penalties": ["kl"]}).penalties
+    assert kept == (Kl(coefficient=0.02, place=KlPlace.REWARD),)
+
+
+def test_bounds_may_be_infinite_and_masks_of_trajectories_go_with_gspo() -> None:
+    bars = {"advantage.rho_bar": math.inf, "advantage.c_bar": math.inf}
+    assert resolved("vtrace", bars).advantage == VTrace(rho_bar=math.inf, c_bar=math.inf)
+    lag = {"trust.max_lag": {"max_lag_versions": 2, "unit": "trajectory"}}
+    assert resolved("gspo", lag | {"trust": "veto"}).trust[0] == Veto()
+    both = {"weight.high": 4.0, "advantage.max_weight": 4.0}
+    assert resolved("vcpo", both).weight.level is Level.SEQUENCE_PRODUCT
+
+
+def test_gepo_needs_a_group_whatever_its_advantage() -> None:
+    with pytest.raises(RecipeError, match="gepo needs groups of at least 2"):
+        resolved("gepo", {"advantage": "return"}, group=1)
 
 
 def test_needs_follow_from_the_parts() -> None:

@@ -38,6 +38,11 @@ NOT_IN_A_BATCH = {Need.TEACHER, Need.SEGMENTS, Need.EXPERT, Need.HEAD}
 """What no trajectory of these tests holds."""
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "overlong filter": ("ppo_bypass", {"shaping": "overlong_filter"}),
+    "prompts of filtered rows": (
+        "erpo",
+        {"shaping": "overlong_filter", "penalties.prompt_kl.coefficient": 1.0},
+    ),
+    "filtered vtrace": ("vtrace", {"shaping": "overlong_filter", "penalties.kl.place": "reward"}),
     "k1 in a recomputed reward": ("decoupled_ppo", {"penalties.kl.place": "reward"}),
     "adaptive kl": ("grpo", {"penalties.kl.target": 0.5, "penalties.kl.horizon": 100.0}),
     "current prompts": ("erpo", {"penalties.prompt_kl.weights": "current"}),
