@@ -15,6 +15,14 @@ from torch import Tensor
 VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("vectors.json").read_text())
 DTYPES = (torch.float64, torch.float32)
 
+# algorithms.md, section 4.2, row "prime-rl default (mask .2/.2, kl_tau 1e-3, sum)"
+PRIME_RL_ROWS = [-1.6934804416, 3.0001655220]
+PRIME_RL_SUM = 1.3066850804
+PRIME_RL_GRADIENT = [
+    [-1.3194447365, -0.3769616585, 0.0, 0.0013862944],
+    [1.4994246359, 1.4994246359, 0.0, 0.0],
+]
+
 
 def tensor(values: object, dtype: torch.dtype = torch.float64) -> Tensor:
     """A tensor of numbers from the file."""

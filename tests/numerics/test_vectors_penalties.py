@@ -131,6 +131,7 @@ def test_adaptive_coefficient() -> None:
     )
 
     assert adapted == pytest.approx(vector["new"], rel=1e-12)
+    assert adapted == pytest.approx(vector["hand"], rel=1e-12)
 
 
 @both_dtypes

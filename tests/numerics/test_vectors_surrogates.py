@@ -13,16 +13,17 @@ from correction.ratios import log_ratio, to_ratio
 from correction.reco import reco_clip, reco_weights
 from correction.score_centering import CenteredWeight, ScoreCentered, score_centered
 from correction.surrogates import cispo, cross_entropy, ppo_clip, reinforce, sapo
-from tests.numerics.golden_vectors import DTYPES, VECTORS, FixtureF, assert_golden, tensor
+from tests.numerics.golden_vectors import (
+    DTYPES,
+    PRIME_RL_GRADIENT,
+    PRIME_RL_ROWS,
+    VECTORS,
+    FixtureF,
+    assert_golden,
+    tensor,
+)
 
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-# algorithms.md, section 4.2, row "prime-rl default (mask .2/.2, kl_tau 1e-3, sum)"
-PRIME_RL_ROWS = [-1.6934804416, 3.0001655220]
-PRIME_RL_GRADIENT = [
-    [-1.3194447365, -0.3769616585, 0.0, 0.0013862944],
-    [1.4994246359, 1.4994246359, 0.0, 0.0],
-]
 
 
 def filled(f: FixtureF) -> tuple[Tensor, Tensor]:
