@@ -24,7 +24,7 @@ from actors.guarded_environment import told
 from actors.renderer import make_renderer
 from actors.rollout import RolloutFailure, RolloutSetting, rollout
 from actors.rollout_group import account_group, rollout_group
-from actors.rollout_loop import RolloutLoop
+from actors.rollout_loop import LoopCounters, RolloutLoop
 from actors.settings import ActorSettings
 from actors.task_queue import Grant, TaskQueue
 from actors.trajectory.record import DropReason, SamplingParameters, TrajectoryGroup
@@ -50,6 +50,10 @@ class ActorSample:
     environment_s: float
     first_failures: Mapping[str, str] = field(default_factory=dict)
     """The first failure of an episode for each reason, in words."""
+    full_puts: int = 0
+    """Puts that found the queue full and were repeated."""
+    identical_groups: int = 0
+    """Groups whose members all sampled the same tokens."""
 
 
 class RolloutActor:
@@ -114,16 +118,19 @@ class RolloutActor:
             self._running.result()
         stats = engine.stats()
         loop = self._loop
+        counters = loop.counters if loop else LoopCounters()
         return ActorSample(
             version=engine.version,
             running_groups=loop.running_groups if loop else 0,
             running_requests=int(stats["running_requests"]),
             generated_tokens=int(stats["generated_tokens"]),
-            idle_s=loop.counters.idle_s if loop else 0.0,
+            idle_s=counters.idle_s,
             alive_s=time.monotonic() - self._began_s,
-            tool_calls=loop.counters.tool_calls if loop else 0,
-            environment_s=loop.counters.environment_s if loop else 0.0,
+            tool_calls=counters.tool_calls,
+            environment_s=counters.environment_s,
             first_failures=dict(self._first_failures),
+            full_puts=counters.full_puts,
+            identical_groups=counters.identical_groups,
         )
 
     async def stop(self) -> None:

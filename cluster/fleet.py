@@ -247,6 +247,8 @@ class Fleet:
             tool_calls=sample.tool_calls,
             environment_s=sample.environment_s,
             restarts=replica.restarts,
+            full_puts=sample.full_puts,
+            identical_groups=sample.identical_groups,
         )
 
     def _suspect(self, replica: _Replica, cause: BaseException) -> None:

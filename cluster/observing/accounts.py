@@ -24,6 +24,8 @@ _NEWBORN = ActorStats(
     tool_calls=0,
     environment_s=0.0,
     restarts=0,
+    full_puts=0,
+    identical_groups=0,
 )
 
 
@@ -37,6 +39,8 @@ class ActorTotals:
     environment_s: float = 0.0
     tool_calls: int = 0
     restarts: int = 0
+    full_puts: int = 0
+    identical_groups: int = 0
 
     @property
     def idle_share(self) -> float | None:
@@ -75,6 +79,8 @@ def _advance(totals: ActorTotals, before: ActorStats | None, now: ActorStats) ->
         totals.environment_s + max(0.0, now.environment_s - since.environment_s),
         totals.tool_calls + max(0, now.tool_calls - since.tool_calls),
         totals.restarts + max(0, now.restarts - restarts_before),
+        totals.full_puts + max(0, now.full_puts - since.full_puts),
+        totals.identical_groups + max(0, now.identical_groups - since.identical_groups),
     )
 
 

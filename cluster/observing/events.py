@@ -96,7 +96,7 @@ class StepEvent:
     lag_tokens: Mapping[int, int]
     """Histogram: policy lag of the action tokens trained on in this step -> how many."""
     metrics: Mapping[str, float]
-    """Pooled diagnostics, names as in correction.objective.summarise."""
+    """Figures of the step, pooled over the batch; docs/run_directory.md names them all."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     padding_ratio: float = 0.0
 
@@ -135,6 +135,10 @@ class ActorStats:
     tool_calls: int
     environment_s: float
     restarts: int
+    full_puts: int
+    """Puts that found the queue full and were repeated."""
+    identical_groups: int
+    """Finished groups whose members all sampled the same tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,8 @@ class MetricsExporter:
             store.raise_to("lagwise_actor_restarts_total", totals.restarts)
             store.raise_to("lagwise_environment_seconds_total", totals.environment_s)
             store.raise_to("lagwise_tool_calls_total", totals.tool_calls)
+            store.raise_to("lagwise_actor_full_puts_total", totals.full_puts)
+            store.raise_to("lagwise_identical_groups_total", totals.identical_groups)
             if totals.idle_share is not None:
                 store.set("lagwise_idle_ratio", totals.idle_share, "actors")
 

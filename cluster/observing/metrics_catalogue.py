@@ -8,7 +8,7 @@ units; labels are bounded; versions are values, never labels.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 
 from actors.trajectory.record import DropReason
@@ -25,6 +25,7 @@ DROP_REASONS = tuple(reason.value for reason in DropReason)
 BROADCAST_PHASES = ("gather", "put", "fetch", "pause", "load", "verify", "resume")
 BROADCAST_OUTCOMES = ("swapped", "skipped", "deadline", "failed")
 ACTOR_STATES = ("starting", "running", "swapping", "dead")
+LEARNER_PHASES = ("decode", "score", "collate", "forward_backward", "optimiser")
 REFUSAL_RULES = ("lag", "bytes", "tail", "paused")
 MAX_REPLICA_SERIES = 4096
 
@@ -68,7 +69,9 @@ def _learner() -> tuple[Metric, ...]:
         ),
         add.histogram("step_seconds", "Duration of an optimiser step.", DURATION_BUCKETS),
         add.counter("learner_wait_seconds", "Time that the learner waited for data."),
-        add.counter("learner_phase_seconds", "Time in each part of the step.", "phase"),
+        add.counter(
+            "learner_phase_seconds", "Time in each part of the step.", "phase", LEARNER_PHASES
+        ),
         add.counter(
             "learner_action_tokens", "Action tokens in applied steps; every pass counts again."
         ),
@@ -183,6 +186,10 @@ def _actors() -> tuple[Metric, ...]:
         add.counter("actor_restarts", "Restarts of rollout actors."),
         add.counter("environment_seconds", "Time spent in environments and their tools."),
         add.counter("tool_calls", "Tool calls executed."),
+        add.counter("actor_full_puts", "Puts that found the queue full and were repeated."),
+        add.counter(
+            "identical_groups", "Finished groups whose members all sampled the same tokens."
+        ),
         add.gauge("idle_ratio", "Share of time since the start spent waiting.", "role"),
     )
 
@@ -248,17 +255,26 @@ def _reference_lines() -> Iterator[str]:
     yield "Each run serves these on its own endpoint, by default on loopback. Policy versions are"
     yield "values, never labels. A replica that is gone vanishes; a counter never falls. The"
     yield "ledger closes in every scrape: issued = trained + dropped + open."
+    yield ""
+    yield "What stands under Correction describes the last step. A figure that it does not have,"
+    yield "because of its recipe or because no token has such a lag, is absent, never 0."
     for section, metrics in groupby(CATALOGUE.values(), key=lambda metric: metric.section):
         yield from ("", f"## {section}", "", "| metric | type | labels | meaning |")
         yield "|---|---|---|---|"
         for metric in metrics:
             yield _reference_row(metric)
+    yield from ("", "## Only in steps.jsonl", "", "| figure of a step | why |", "|---|---|")
+    for figure, why in diagnostic_metrics.LEFT_OUT.items():
+        yield f"| `{figure}` | {why} |"
 
 
 def _reference_row(metric: Metric) -> str:
-    labels = ", ".join(f"`{label}`" for label in metric.labels)
-    if metric.known:
-        labels += ": " + ", ".join(metric.known)
+    known = diagnostic_metrics.LABEL_VALUES.get(metric.name) or (metric.known,)
+    labels = "; ".join(
+        f"`{label}`" + (": " + ", ".join(values) if values else "")
+        for label, values in zip_longest(metric.labels, known, fillvalue=())
+        if label
+    )
     meaning = metric.help.replace("|", "\\|")
     if metric.kind is Kind.HISTOGRAM:
         meaning += " Buckets: " + ", ".join(f"{bound:g}" for bound in metric.buckets) + "."

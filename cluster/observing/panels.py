@@ -30,11 +30,12 @@ def frame(state: ViewState, *, title: str, width: int) -> RenderableType:
     """The whole view for a terminal of `width` columns."""
     half = width // 2
     span = StepSpan.of(state.recent)
+    height = 5 + len(_recipe_rows(span))
     return Group(
         _header(state, title),
         _pair(_reward(state, half - 4), _lag(span, half - 4)),
         _pair(_queue(state), _broadcast(state, half - 14)),
-        _pair(_learner(state, span), _actors(state)),
+        _pair(_learner(state, span, height), _actors(state, height)),
         *(_message(message) for message in state.messages),
     )
 
@@ -215,7 +216,7 @@ def _mismatch(swaps: Sequence[BroadcastEvent]) -> str:
     return f"{max(event.mismatch for event in swaps):.1e} at most" if swaps else NONE
 
 
-def _learner(state: ViewState, span: StepSpan) -> Panel:
+def _learner(state: ViewState, span: StepSpan, height: int) -> Panel:
     step = state.step
     gradient = _number(step.gradient_norm if step else None, ".3f")
     rate = _number(step.learning_rate if step else None, ".1e")
@@ -228,13 +229,23 @@ def _learner(state: ViewState, span: StepSpan) -> Panel:
                 ("ess", ess),
                 ("gradient", f"{gradient}  rate {rate}"),
                 ("reuse", f"{_number(reuse, '.2f')}  idle {_percent(state.learner.idle_share)}"),
+                *_recipe_rows(span),
             ]
         ),
-        5,
+        height,
     )
 
 
-def _actors(state: ViewState) -> Panel:
+def _recipe_rows(span: StepSpan) -> list[tuple[str, str]]:
+    """What only some recipes have, two figures a row."""
+    shown = span.of_recipe()
+    return [
+        (shown[i][0], "  ".join([shown[i][1], *map(" ".join, shown[i + 1 : i + 2])]))
+        for i in range(0, len(shown), 2)
+    ]
+
+
+def _actors(state: ViewState, height: int) -> Panel:
     states = [actor.state for actor in state.actors.values()]
     counts = "  ".join(f"{states.count(name)} {name}" for name in sorted(set(states)))
     versions = [actor.version.step for actor in state.actors.values() if actor.version]
@@ -250,7 +261,7 @@ def _actors(state: ViewState) -> Panel:
                 ("tok/s", f"{rate}  idle {_percent(totals.idle_share)}"),
             ]
         ),
-        5,
+        height,
     )
 
 

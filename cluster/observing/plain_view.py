@@ -131,6 +131,7 @@ def progress_line(state: ViewState, since: list[StepEvent], stall_s: float) -> s
             parts.append(f"filtered {100 * filtered:.0f} %")
     if span.ess_raw is not None:
         parts.append(f"ess {span.ess_raw:.2f}")
+    parts += [f"{name} {text}" for name, text in span.of_recipe()]
     if stall_s > 0:
         parts.append(f"stall {1000 * stall_s:.0f} ms")
     if state.tokens_per_s is not None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.observing import distributions
 from cluster.observing.accounts import ActorAccount, LearnerClock, ReuseAccount
-from cluster.observing.diagnostic_metrics import ESS_BOUNDED, ESS_RAW
+from cluster.observing.diagnostic_metrics import (
+    ENTROPY,
+    ESS_BOUNDED,
+    ESS_RAW,
+    KL_REFERENCE,
+    REJECTED,
+    REJECTED_BY_RULE,
+    VALUE_ERROR_SQUARED,
+)
 from cluster.observing.events import (
     ActorStats,
     BroadcastEvent,
@@ -33,7 +42,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """Several steps as one, pooled over their trajectories and tokens. None: nothing measured."""
+    """Several steps as one, pooled over their trajectories and tokens. None: nothing measured.
+
+    rejected: share of tokens; None also where no rule could reject one. kl_reference, entropy:
+    nats a token. critic_error: root mean square, in units of reward.
+    """
 
     steps: int
     reward: float | None
@@ -42,6 +55,10 @@ class StepSpan:
     lag_max: int | None
     ess_raw: float | None
     ess_bounded: float | None
+    rejected: float | None
+    kl_reference: float | None
+    entropy: float | None
+    critic_error: float | None
 
     @classmethod
     def of(cls, events: Iterable[StepEvent]) -> StepSpan:
@@ -57,7 +74,22 @@ class StepSpan:
             lag_max=distributions.largest(oldest),
             ess_raw=_diagnostic(applied, ESS_RAW),
             ess_bounded=_diagnostic(applied, ESS_BOUNDED),
+            rejected=_rejected(applied),
+            kl_reference=_diagnostic(applied, KL_REFERENCE),
+            entropy=_diagnostic(applied, ENTROPY),
+            critic_error=_root(_diagnostic(applied, VALUE_ERROR_SQUARED)),
         )
+
+    def of_recipe(self) -> list[tuple[str, str]]:
+        """Names and texts of what not every recipe has, as far as this one has it."""
+        percent = None if self.rejected is None else 100 * self.rejected
+        texts = (
+            ("rejected", percent, ".1f", " %"),
+            ("kl ref", self.kl_reference, ".3g", ""),
+            ("entropy", self.entropy, ".2f", ""),
+            ("critic err", self.critic_error, ".2g", ""),
+        )
+        return [(name, f"{v:{form}}{unit}") for name, v, form, unit in texts if v is not None]
 
 
 class ViewState:
@@ -149,6 +181,17 @@ def _diagnostic(events: Iterable[StepEvent], name: str) -> float | None:
     return _weighted(
         (event.metrics[name], event.action_tokens) for event in events if name in event.metrics
     )
+
+
+def _rejected(events: Sequence[StepEvent]) -> float | None:
+    """Share of rejected tokens; None where none was, and no trust mask could have."""
+    masked = any(REJECTED_BY_RULE.keys() & event.metrics.keys() for event in events)
+    share = _diagnostic(events, REJECTED)
+    return share if masked or share else None
+
+
+def _root(square: float | None) -> float | None:
+    return None if square is None else math.sqrt(square)
 
 
 def _weighted(values: Iterable[tuple[float, int]]) -> float | None:

@@ -15,7 +15,7 @@ from actors.pool import RolloutActor
 from actors.rollout import RolloutLimits
 from actors.scripted_engine import EngineScript, ScriptedEngine
 from actors.settings import ActorSettings
-from actors.task_queue import Grant
+from actors.task_queue import Grant, PutOutcome
 from actors.trajectory.codec import decode_group, encode_group
 from actors.trajectory.record import DropReason
 from actors.vllm_settings import VllmSettings
@@ -92,6 +92,37 @@ def test_the_first_failure_of_each_kind_is_told_in_words(tmp_path: Path) -> None
         await actor._roll_group(Grant("h", 3, 4))
         told = (await actor.sample()).first_failures
         assert told == {"environment_error": "OSError: no network"}
+
+    on_actor(tmp_path, scenario)
+
+
+class FullTwice:
+    """Grants one group of two, and has no room for it at first."""
+
+    def __init__(self) -> None:
+        self.grants = [Grant("g", 1, 2)]
+        self.puts = 0
+
+    async def request_tasks(self, actor: str, version: PolicyVersion, want: int) -> list[Grant]:
+        granted, self.grants = self.grants, []
+        return granted
+
+    async def put_group(self, group_id: str, payload: bytes) -> PutOutcome:
+        self.puts += 1
+        return PutOutcome.FULL if self.puts < 3 else PutOutcome.ACCEPTED
+
+
+def test_full_puts_and_groups_of_equal_members_are_counted(tmp_path: Path) -> None:
+    async def scenario(actor: RolloutActor) -> None:
+        before, queue = await actor.sample(), FullTwice()
+        assert (before.full_puts, before.identical_groups) == (0, 0)
+        await actor.begin(queue)
+        async with asyncio.timeout(60):
+            while queue.puts < 3:
+                await asyncio.sleep(0.01)
+        after = await actor.sample()
+        assert (after.full_puts, after.identical_groups) == (2, 1)
+        await actor.stop()
 
     on_actor(tmp_path, scenario)
 

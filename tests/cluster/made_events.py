@@ -52,7 +52,7 @@ def make_step(
         lag_trajectories={0: trajectories} if lag_trajectories is None else lag_trajectories,
         lag_tokens={0: action_tokens} if lag_tokens is None else lag_tokens,
         metrics=metrics or {},
-        phases_s={"forward": 0.4, "backward": 0.6},
+        phases_s={"score": 0.2, "forward_backward": 0.8},
         padding_ratio=0.25,
     )
 
@@ -133,6 +133,8 @@ def make_actor(
     tool_calls: int = 0,
     environment_s: float = 0.0,
     restarts: int = 0,
+    full_puts: int = 0,
+    identical_groups: int = 0,
 ) -> ActorStats:
     return ActorStats(
         actor=name,
@@ -146,6 +148,8 @@ def make_actor(
         tool_calls=tool_calls,
         environment_s=environment_s,
         restarts=restarts,
+        full_puts=full_puts,
+        identical_groups=identical_groups,
     )
 
 

@@ -1,28 +1,15 @@
 import re
 import socket
-import statistics
 import threading
-import time
-import urllib.request
 from collections.abc import Iterator
-from http.client import HTTPResponse
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from actors.trajectory.account import GroupCosts
 from actors.trajectory.record import DropReason
 from cluster.observing.diagnostic_metrics import PLACES
 from cluster.observing.exporter import MetricsExporter
-from cluster.observing.metric import Kind
-from cluster.observing.metric_store import REFUSED, MetricStore
-from cluster.observing.metrics_catalogue import (
-    BROADCAST_PHASES,
-    CATALOGUE,
-    REFERENCE_PATH,
-    reference,
-)
+from cluster.observing.metrics_catalogue import CATALOGUE
 from correction.errors import ConfigError
 from tests.cluster.made_events import (
     make_actor,
@@ -32,9 +19,7 @@ from tests.cluster.made_events import (
     make_queue,
     make_step,
 )
-
-Labels = tuple[tuple[str, str], ...]
-Scrape = dict[tuple[str, Labels], float]
+from tests.cluster.scrapes import Scrape, names_of, scrape, value
 
 
 @pytest.fixture
@@ -42,33 +27,6 @@ def exporter() -> Iterator[MetricsExporter]:
     exporter = MetricsExporter(unix_time=lambda: 1000.0)
     yield exporter
     exporter.close()
-
-
-def read(exporter: MetricsExporter) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10) as reply:
-        assert isinstance(reply, HTTPResponse)
-        return reply.read().decode()
-
-
-def scrape(exporter: MetricsExporter) -> Scrape:
-    samples: list[Sample] = [
-        sample
-        for family in text_string_to_metric_families(read(exporter))
-        for sample in family.samples
-    ]
-    found = {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples
-    }
-    assert len(found) == len(samples), "a series appears twice"
-    return found
-
-
-def value(found: Scrape, name: str, **labels: str) -> float:
-    return found[f"lagwise_{name}", tuple(sorted(labels.items()))]
-
-
-def names_of(found: Scrape) -> set[str]:
-    return {name for name, _ in found}
 
 
 def test_lag_histograms_count_every_token_and_trajectory_exactly(exporter: MetricsExporter) -> None:
@@ -242,6 +200,27 @@ def test_broadcast_phases_outcomes_and_stall(exporter: MetricsExporter) -> None:
     assert value(found, "broadcast_last_success_timestamp_seconds") == 1000.0
 
 
+def test_groups_of_equal_members_and_full_puts_outlive_their_actor(
+    exporter: MetricsExporter,
+) -> None:
+    exporter.on_actors({"a": make_actor("a", full_puts=5, identical_groups=2)})
+    exporter.on_actors(
+        {"a": make_actor("a", alive_s=1.0, restarts=1, full_puts=1, identical_groups=3)}
+    )
+    found = scrape(exporter)
+    assert value(found, "actor_full_puts_total") == 6
+    assert value(found, "identical_groups_total") == 5
+
+
+def test_phases_of_a_step_are_counted_from_the_start(exporter: MetricsExporter) -> None:
+    assert value(scrape(exporter), "learner_phase_seconds_total", phase="score") == 0
+    exporter.on_step(make_step(1))
+    exporter.on_step(make_step(2))
+    found = scrape(exporter)
+    assert value(found, "learner_phase_seconds_total", phase="score") == pytest.approx(0.4)
+    assert value(found, "learner_phase_seconds_total", phase="forward_backward") == 1.6
+
+
 def test_idle_shares_are_of_wall_time(exporter: MetricsExporter) -> None:
     exporter.on_step(make_step(1, at_s=12.0, wait_s=1.0, step_s=1.0))
     exporter.on_step(make_step(2, at_s=20.0, wait_s=3.0, step_s=2.0))
@@ -257,6 +236,33 @@ def test_diagnostics_absent_from_the_last_step_are_absent(exporter: MetricsExpor
     found = scrape(exporter)
     assert value(found, "ess_ratio", level="token", stage="raw") == 0.8
     assert ("lagwise_m2", ()) not in found
+
+
+def test_what_a_recipe_has_shows_as_a_whole_and_by_lag(exporter: MetricsExporter) -> None:
+    figures = {
+        "rejected_fraction_by_veto": 0.125,
+        "rejected_fraction_by_veto@lag=3-4": 0.25,
+        "kl_k3_theta_reference": 0.5,
+        "value_error_squared": 0.75,
+        "loss_policy": -1.0,
+        "loss_kl": 0.02,
+        "zero_variance_group_fraction": 0.375,
+    }
+    exporter.on_step(make_step(1, metrics=figures))
+    found = scrape(exporter)
+    assert value(found, "rejected_by_rule_ratio", rule="veto") == 0.125
+    assert value(found, "rejected_by_rule_ratio_by_lag", rule="veto", lag="3-4") == 0.25
+    assert value(found, "kl_nats", pair="theta_reference", estimator="k3") == 0.5
+    assert value(found, "value_error_squared_mean") == 0.75
+    assert value(found, "loss_part", part="policy") == -1.0
+    assert value(found, "loss_part", part="kl") == 0.02
+    assert value(found, "zero_variance_groups_ratio") == 0.375
+    exporter.on_step(make_step(2, metrics={"loss_policy": -2.0}))
+    later = scrape(exporter)
+    gone = {"rejected_by_rule_ratio", "kl_nats", "value_error_squared_mean"}
+    assert not {f"lagwise_{name}" for name in gone} & names_of(later)
+    parts = {labels for name, labels in later if name == "lagwise_loss_part"}
+    assert parts == {(("part", "policy"),)}
 
 
 def test_two_exporters_in_one_process_do_not_clash(exporter: MetricsExporter) -> None:
@@ -284,85 +290,3 @@ def test_listens_on_loopback_only_and_frees_the_port_on_close() -> None:
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", port))
-
-
-def _fill(exporter: MetricsExporter, replicas: int) -> None:
-    names = [f"actor-{number}" for number in range(replicas)]
-    parts = {f"part-{number}": 0.1 for number in range(100)}
-    exporter.on_step(make_step(1, metrics=dict.fromkeys(PLACES, 0.5), reward_parts=parts))
-    for name in names:
-        phases = dict.fromkeys(BROADCAST_PHASES, 0.1)
-        exporter.on_broadcast(make_broadcast(name, phases_s=phases))
-    exporter.on_queue(make_queue(rejected={f"reason-{number}": 1 for number in range(100)}))
-    exporter.on_actors({name: make_actor(name) for name in names})
-    exporter.on_evaluation(make_evaluation())
-
-
-def test_series_stay_bounded_with_64_replicas_and_unbounded_names(
-    exporter: MetricsExporter,
-) -> None:
-    _fill(exporter, 64)
-    found = scrape(exporter)
-    print(f"{len(found)} series with 64 replicas")
-    assert len(found) <= 1500
-    assert value(found, "label_sets_refused_total") == 2 * (100 - 32)
-
-
-def test_a_scrape_costs_no_more_a_series_than_the_client_library_itself(
-    exporter: MetricsExporter,
-) -> None:
-    from prometheus_client import CollectorRegistry, Gauge, generate_latest
-
-    _fill(exporter, 64)
-    count = len(scrape(exporter))
-    registry = CollectorRegistry()
-    plain = Gauge("plain", "As many series in the library's own gauge.", ["n"], registry=registry)
-    for number in range(count):
-        plain.labels(str(number)).set(number)
-    ours, theirs = CollectorRegistry(), registry
-    ours.register(exporter._store)
-    spent: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(9):  # alternating, so that both see the same machine
-        for name, source in (("ours", ours), ("theirs", theirs)):
-            began = time.perf_counter()
-            generate_latest(source)
-            spent[name].append(time.perf_counter() - began)
-    ratio = statistics.median(spent["ours"]) / statistics.median(spent["theirs"])
-    print(f"{count} series, {1000 * statistics.median(spent['ours']):.1f} ms, ratio {ratio:.2f}")
-    assert ratio < 2
-
-
-def test_store_refuses_what_is_not_in_the_catalogue() -> None:
-    with pytest.raises(KeyError):
-        MetricStore(CATALOGUE).add("lagwise_made_up_total", 1)
-
-
-def test_store_ignores_amounts_that_would_make_a_counter_fall() -> None:
-    store = MetricStore(CATALOGUE)
-    store.add(REFUSED, 2)
-    store.add(REFUSED, -1)
-    store.add(REFUSED, float("nan"))
-    store.raise_to(REFUSED, 1)
-    totals = [
-        family.samples[0].value for family in store.collect() if REFUSED.startswith(family.name)
-    ]
-    assert totals == [2]
-
-
-def test_names_follow_the_conventions() -> None:
-    for metric in CATALOGUE.values():
-        assert re.fullmatch("lagwise_[a-z0-9_]+", metric.name)
-        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
-        assert metric.help.endswith(".")
-        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
-        assert list(metric.buckets) == sorted(set(metric.buckets))
-        assert not metric.known or len(metric.labels) == 1
-        assert not {"version", "trajectory", "group", "job", "instance"} & set(metric.labels) or (
-            metric.name == "lagwise_build_info"
-        )
-
-
-def test_the_reference_in_docs_is_up_to_date() -> None:
-    assert REFERENCE_PATH.read_text(encoding="utf-8") == reference(), (
-        "run: python -m cluster.observing.metrics_catalogue"
-    )

@@ -60,7 +60,8 @@ class StandIn:
         if self._fate == "hang":
             await asyncio.sleep(60)
         failures = {"environment_error": "OSError: no network"}
-        return ActorSample(self._version, int(self._begun), 0, 0, 0.0, 1.0, 0, 0.0, failures)
+        begun = int(self._begun)
+        return ActorSample(self._version, begun, 0, 0, 0.0, 1.0, 0, 0.0, failures, 4, 3)
 
     async def evaluate(self, indices: list[int], temperature: float) -> list[float | None]:
         if self._fate == "evaluate":
@@ -137,6 +138,7 @@ def test_actors_begin_after_their_first_proven_swap() -> None:
         await rig.fleet.settle()
         stats = await rig.fleet.poll()
         assert {s.version for s in stats.values()} == {PolicyVersion(0, 1)}
+        assert {(s.full_puts, s.identical_groups) for s in stats.values()} == {(4, 3)}
         assert rig.fleet.mean_stall_s() == pytest.approx(0.02)
         assert await rig.fleet.evaluate([4, 5, 6], 1.0) == [4.0, 5.0, 6.0]
         await rig.fleet.stop()

@@ -13,6 +13,7 @@ from cluster.observing.events import Observer
 from cluster.observing.live_view import MIN_REFRESH_S, LiveView, choose_view
 from cluster.observing.panels import duration, lag_shares, sparkline
 from cluster.observing.plain_view import PlainView
+from cluster.observing.view_state import StepSpan
 from tests.cluster.made_events import (
     make_actor,
     make_broadcast,
@@ -103,6 +104,75 @@ def test_a_run_is_legible_in_an_80_by_24_terminal_and_wider(width: int) -> None:
     assert "…" not in text
 
 
+OF_RECIPE = {
+    "rejected_fraction": 0.034,
+    "rejected_fraction_by_veto": 0.034,
+    "kl_k3_theta_reference": 0.01234,
+    "entropy": 1.234,
+    "value_error_squared": 0.09,
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_live_view_has_room_for_all_that_a_recipe_shows(width: int) -> None:
+    clock = Clock()
+    view, console = live_view(width, clock)
+    play(view, clock)
+    before = len(drawn(view, console))
+    view.on_step(make_step(13, metrics=DIAGNOSTICS | OF_RECIPE))
+    for number in range(3):
+        view.on_message("info", f"message {number}")
+    lines = drawn(view, console)
+    text = "\n".join(lines)
+    print(text)
+    assert len(lines) == before + 3  # two rows of figures, and the third message
+    assert len(lines) <= 23  # and one line for the prompt
+    assert all(len(line) <= width for line in lines)
+    for shown in ("rejected  3.4 %  kl ref 0.0123", "entropy   1.23  critic err 0.3"):
+        assert shown in text, shown
+    assert "…" not in text
+
+
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        (OF_RECIPE, ["rejected 3.4 %", "kl ref 0.0123", "entropy 1.23", "critic err 0.3"]),
+        ({"rejected_fraction": 0.0}, []),
+        ({"rejected_fraction": 0.5}, ["rejected 50.0 %"]),
+        ({"rejected_fraction": 0.0, "rejected_fraction_by_m2": 0.0}, ["rejected 0.0 %"]),
+        ({"kl_k3_theta_reference": 2.0}, ["kl ref 2"]),
+        ({"rejected_fraction@lag=1": 0.5, "entropy@lag=1": 1.0}, []),
+    ],
+)
+def test_the_plain_line_tells_only_what_the_recipe_has(
+    figures: dict[str, float], told: list[str]
+) -> None:
+    stream = io.StringIO()
+    view = PlainView(stream, total_steps=80, clock=Clock())
+    view.on_step(make_step(1, metrics=figures))
+    line = "  ".join(["step 1/80  reward 0.50  lag 0.0 (max 0)  reuse 1.0", *told])
+    assert stream.getvalue() == line + "\n"
+
+
+def test_figures_of_several_steps_are_pooled_over_their_tokens() -> None:
+    span = StepSpan.of(
+        [
+            make_step(1, action_tokens=10, metrics={"entropy": 1.0, "value_error_squared": 1.0}),
+            make_step(2, action_tokens=30, metrics={"entropy": 2.0, "value_error_squared": 0.0}),
+            make_step(3, action_tokens=99, applied=False, metrics={"entropy": 9.0}),
+        ]
+    )
+    assert span.entropy == 1.75
+    assert span.critic_error == 0.5  # a mean of squares, then its root
+    assert span.rejected is span.kl_reference is None
+
+
+def test_steps_that_rejected_nothing_count_in_the_share_of_the_rejected() -> None:
+    shares = [0.0, 0.0, 0.3]
+    span = StepSpan.of(make_step(1, metrics={"rejected_fraction": share}) for share in shares)
+    assert span.rejected == pytest.approx(0.1)
+
+
 def test_a_wider_terminal_gets_a_longer_curve() -> None:
     curves = []
     for width in (80, 120):
@@ -117,6 +187,10 @@ def test_a_wider_terminal_gets_a_longer_curve() -> None:
 
 TELL: dict[str, Callable[[Observer, int], None]] = {
     "step": lambda observer, n: observer.on_step(make_step(n, reward_parts={"x": 1.0})),
+    "all figures": lambda observer, n: observer.on_step(make_step(n, metrics=OF_RECIPE)),
+    "odd figures": lambda observer, n: observer.on_step(
+        make_step(n, metrics=dict.fromkeys(OF_RECIPE, float("nan")))
+    ),
     "empty step": lambda observer, n: observer.on_step(
         make_step(n, trajectories=0, action_tokens=0, lag_tokens={}, lag_trajectories={})
     ),
