@@ -127,6 +127,9 @@ _BY_LAG_TOO = (
     ),
     _whole.one("entropy_nats", ENTROPY, "Mean entropy of theta where a token was sampled."),
     _whole.one("vtrace_rho_mean", "vtrace_rho", "Mean theta/mu of V-trace, under rho_bar."),
+    _whole.one(
+        "vtrace_advantage_mean", "vtrace_advantage", "Mean advantage of V-trace in this pass."
+    ),
     _whole.one("value_mean", "value", "Mean value by the critic, in units of reward."),
     _whole.one(
         "value_error_squared_mean",

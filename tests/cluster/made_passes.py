@@ -70,7 +70,7 @@ def varied_recipes() -> Iterator[Recipe]:
     yield from RECIPES.values()
     for slot, kinds in SEVERAL.items():
         for kind in kinds:
-            yield resolve("tis", {slot: [kind]}, max_lag_versions=4, group_size=4)
+            yield resolve("tis", {slot: [kind]}, max_lag_versions=8, group_size=4)
 
 
 def passes(recipe: Recipe) -> list[StepReport]:
