@@ -42,7 +42,7 @@ def icepop(s: Slow) -> complex:
 def geometric_rejection(s: Slow) -> complex:
     def weight(i: int, t: int) -> float:
         mean = math.exp(held(s.mean_log("prox", "mu", i)))
-        return s.truncated(s.log("prox", "mu", i, t), 2.0) if 0.999 <= mean <= 1.001 else 0.0
+        return s.truncated(s.log("prox", "mu", i, t), 2.0) if 0.98 <= mean <= 1.02 else 0.0
 
     return s.token_mean(times(weight, s.ppo(s.grpo(), "prox")))
 

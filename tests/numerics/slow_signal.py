@@ -44,11 +44,12 @@ def reinforce_pp_baseline(s: Slow) -> complex:
 
 
 def dapo(s: Slow) -> complex:
-    """The last fifth of the limit costs up to 1; clip 0.2 below and 0.28 above."""
+    """The last fifth of the limit costs up to 1, a cut answer 1; clip 0.2 below, 0.28 above."""
     cache = max(1, round(LIMIT_TOKENS / 5))
+    cost = [max(-1.0, min(0.0, (LIMIT_TOKENS - cache - len(p)) / cache)) for p in s.places]
     shaped = [
-        reward + max(-1.0, min(0.0, (LIMIT_TOKENS - cache - len(places)) / cache))
-        for reward, places in zip(s.b.rewards, s.places, strict=True)
+        reward + (-1.0 if cut else penalty)
+        for reward, cut, penalty in zip(s.b.rewards, s.b.truncated, cost, strict=True)
     ]
     return s.token_mean(s.ppo(s.grpo(shaped), high=0.28))
 

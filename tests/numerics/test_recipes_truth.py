@@ -113,10 +113,12 @@ def shifted(name: str, key: str, value: float) -> Recipe:
     """The recipe with one number a little off; at twice the number if that only says yes or no."""
     yes_or_no = key.startswith(("trust", "shaping")) or (name, key[:6]) == ("icepop", "weight")
     factor, other = (2.0, 0.5) if yes_or_no else (0.97, 1.03)
+    # Opob's bound and that of the weight are one number in two places.
+    keys = ("weight.high", "advantage.max_weight") if name == "vcpo" else (key,)
     try:
-        return resolve(name, {key: factor * value}, max_lag_versions=0, group_size=2)
+        return resolve(name, dict.fromkeys(keys, factor * value), max_lag_versions=0, group_size=2)
     except RecipeError:
-        return resolve(name, {key: other * value}, max_lag_versions=0, group_size=2)
+        return resolve(name, dict.fromkeys(keys, other * value), max_lag_versions=0, group_size=2)
 
 
 def losses(recipe: Recipe) -> list[float]:

@@ -118,7 +118,7 @@ def test_geometric_rejection(dtype: torch.dtype) -> None:
     both = prepared_with(torch.ones(2, dtype=dtype), torch.ones(2, 3, dtype=torch.bool))
 
     objective, gradient = one_pass(
-        recipe_of("geometric_rejection"),
+        recipe_of("geometric_rejection", {"trust.geometric_band": {"low": 0.999, "high": 1.001}}),
         both,
         behaviour + logs,
         behaviour,
