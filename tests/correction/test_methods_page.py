@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from correction.parts import PARTS, SEVERAL, kind_of
+from correction.parts import PARTS, SEVERAL, kind_of, parameters_of
 from correction.recipes import RECIPES, resolve
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +20,20 @@ def test_every_recipe_has_a_row_that_names_its_parts() -> None:
         for slot, part in recipe.standing:
             implied = kind_of(part) == "none" or slot in ("proximal", "group_filter")
             assert implied or kind_of(part) in ROWS[name], (name, part)
+
+
+def test_the_needs_of_a_row_are_those_of_its_recipe() -> None:
+    for name, recipe in RECIPES.items():
+        _, _, paper, _, needs, _ = [cell.strip() for cell in ROWS[name].strip("|").split("|")][-6:]
+        assert needs == (", ".join(sorted(recipe.needs)) or "-"), name
+        assert paper != "-" or name == "none", name
+
+
+def test_every_parameter_is_on_the_page() -> None:
+    for kinds in (*PARTS.values(), *SEVERAL.values()):
+        for kind, part in kinds.items():
+            for parameter in parameters_of(part):
+                assert f"`{parameter}`" in PAGE, (kind, parameter)
 
 
 def test_every_kind_of_every_slot_is_on_the_page() -> None:
