@@ -1,119 +1,174 @@
-"""Cells of the lag ablation, what came out of them, and when a run counts as collapsed."""
+"""What each run of the lag ablation came to, kept in a file that outlives an interruption.
+
+The rule of collapse was fixed before any run of the grid: a run has collapsed if it was stopped
+because something was not finite, or if the upper end of the 95 % interval of its final held-out
+success lies below the success that its seed started from.
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from benchmarks._ablation_grid import Cell
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One run. lag: the bound, in versions."""
+NOT_FINITE = "not finite"
+"""Stands in the first cause of a run that was stopped for non-finite steps."""
 
-    method: str
-    lag: int
-    seed: int
-    steps: int
+CLIPPED = "clip_fraction_"
+BOUNDED = "weight_changed_fraction"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out. success: on held-out tasks at the end. reward_first, reward_last: means over
-    the first and last tenth of the steps. error: why the run ended early, else empty."""
+    """What one run came to. A field is None where nothing of it was observed.
+
+    lag_mean, lag_max: over action tokens, in versions. clipped: share of action tokens that the
+    surrogate clipped; bounded: share whose weight a bound changed or set to 0; both and
+    ess_raw, ess_bounded are means over steps weighted by tokens. stopped: first cause of a run
+    that was stopped as not finite. settings: what the run set beside the demo's configuration.
+    """
 
     cell: Cell
-    success: float
-    reward_first: float
-    reward_last: float
-    lag_mean: float
-    lag_max: int
-    ess_raw: float
+    settings: Mapping[str, object]
+    start_success: float | None
+    success: float | None
+    success_high: float | None
+    reward_first: float | None
+    reward_last: float | None
+    lag_mean: float | None
+    lag_max: int | None
+    ess_raw: float | None
+    ess_bounded: float | None
+    clipped: float | None
+    bounded: float | None
+    training_s: float | None
     wall_s: float
-    error: str = ""
-
-    @property
-    def collapsed(self) -> bool:
-        """The rule, fixed before the runs: it ended with an error, or its last tenth is not better
-        than its first."""
-        return bool(self.error) or self.reward_last <= self.reward_first
-
-    def told(self) -> str:
-        """One line."""
-        end = "collapsed" if self.collapsed else f"success {self.success:.2f}"
-        cell = self.cell
-        return (
-            f"{cell.method} lag {cell.lag} seed {cell.seed}: reward {self.reward_first:.2f} -> "
-            f"{self.reward_last:.2f}, {end}, lag mean {self.lag_mean:.1f}, {self.wall_s:.0f} s"
-        )
+    dropped: Mapping[str, int]
+    stopped: str | None
+    commit: str
+    machine: str
+    load: float
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values, the cell flat among them."""
+        values = asdict(self)
+        return {**values.pop("cell"), **values}
 
     @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> Outcome:
-        """Inverse of `as_json`."""
-        return cls(**{**values, "cell": Cell(**values["cell"])})
-
-    @classmethod
-    def failed(cls, cell: Cell, error: str) -> Outcome:
-        """A run that did not end by itself."""
-        return cls(cell, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0, error)
+    def from_json(cls, values: Mapping[str, Any]) -> Outcome:
+        """The inverse of `as_json`."""
+        cell = {name: values[name] for name in Cell.__slots__}
+        return cls(Cell(**cell), **{k: v for k, v in values.items() if k not in cell})
 
 
-def outcome_of(cell: Cell, summary: Mapping[str, Any]) -> Outcome:
-    """From a run's summary."""
+def outcome_of(
+    cell: Cell,
+    summary: Mapping[str, Any],
+    steps: Sequence[Mapping[str, Any]],
+    provenance: Mapping[str, Any],
+) -> Outcome:
+    """What a run came to. summary, steps: its summary.json and its applied or refused steps.
+
+    provenance: commit, machine and load average. Raises RuntimeError for a run that failed for
+    another reason than something not finite: a killed process is no collapse.
+    """
+    stopped = summary["status"] == "failed"
+    if stopped and NOT_FINITE not in summary["first_cause"]:
+        raise RuntimeError(summary["first_cause"])
+    if not stopped and summary["reason"] != "max_steps":
+        raise RuntimeError(f"ended after {summary['steps']} steps: {summary['reason']}")
+    start = next((e for e in summary["evaluation"] if e["policy_version"] == 0), None)
+    end = next((e for e in summary["evaluation"] if e["policy_version"] > 0), None)
     return Outcome(
         cell=cell,
-        success=round(summary["evaluation"][-1]["success"], 3),
-        reward_first=round(summary["reward"]["first"], 3),
-        reward_last=round(summary["reward"]["last"], 3),
-        lag_mean=round(summary["policy_lag"]["mean"], 2),
+        settings=cell.settings(),
+        start_success=start and start["success"],
+        success=end and end["success"],
+        success_high=end and end["high"],
+        reward_first=summary["reward"]["first"],
+        reward_last=summary["reward"]["last"],
+        lag_mean=summary["policy_lag"]["mean"],
         lag_max=summary["policy_lag"]["max"],
-        ess_raw=round(summary["ess_ratio"]["raw"], 3),
-        wall_s=round(summary["wall_s"], 1),
+        ess_raw=summary["ess_ratio"]["raw"],
+        ess_bounded=summary["ess_ratio"]["bounded"],
+        clipped=token_mean(steps, lambda name: name.startswith(CLIPPED) and "@" not in name),
+        bounded=token_mean(steps, lambda name: name == BOUNDED),
+        training_s=training_s(steps),
+        wall_s=summary["wall_s"],
+        dropped=summary["trajectories"]["dropped"],
+        stopped=summary["first_cause"] if stopped else None,
+        commit=provenance["commit"],
+        machine=provenance["machine"],
+        load=provenance["load"],
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A method at a lag, over its seeds; success and reward_last: (mean, lowest, highest)."""
-
-    method: str
-    lag: int
-    seeds: int
-    success: tuple[float, float, float]
-    reward_last: tuple[float, float, float]
-    collapsed: int
-    lag_mean: float
-    ess_raw: float
+def token_mean(steps: Sequence[Mapping[str, Any]], chosen: Callable[[str], bool]) -> float | None:
+    """Sum of the chosen metrics of a step, as a mean over applied steps weighted by tokens."""
+    weighted, tokens = 0.0, 0
+    for step in steps:
+        values = [value for name, value in step["metrics"].items() if chosen(name)]
+        if step["applied"] and values and None not in values:
+            weighted += sum(values) * step["action_tokens"]
+            tokens += step["action_tokens"]
+    return weighted / tokens if tokens else None
 
 
-def rows_of(outcomes: Sequence[Outcome], methods: Sequence[str], lags: Sequence[int]) -> list[Row]:
-    """One row for each method and lag that has an outcome, in the given order."""
-    rows = []
-    for lag in lags:
-        for method in methods:
-            found = [o for o in outcomes if (o.cell.method, o.cell.lag) == (method, lag)]
-            if found:
-                rows.append(_row(method, lag, found))
-    return rows
+def training_s(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """Seconds from the first wait for data to the end of the last step."""
+    if not steps:
+        return None
+    began_s: float = steps[0]["at_s"] - steps[0]["step_s"] - steps[0]["wait_s"]
+    return float(steps[-1]["at_s"]) - began_s
 
 
-def _row(method: str, lag: int, found: Sequence[Outcome]) -> Row:
-    return Row(
-        method=method,
-        lag=lag,
-        seeds=len(found),
-        success=_spread([outcome.success for outcome in found]),
-        reward_last=_spread([outcome.reward_last for outcome in found]),
-        collapsed=sum(outcome.collapsed for outcome in found),
-        lag_mean=statistics.mean(outcome.lag_mean for outcome in found),
-        ess_raw=statistics.mean(outcome.ess_raw for outcome in found),
-    )
+def start_successes(outcomes: Iterable[Outcome]) -> dict[int, float]:
+    """By seed: mean held-out success at version 0 of its runs, which start from one policy."""
+    started: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        if outcome.start_success is not None:
+            started.setdefault(outcome.cell.seed, []).append(outcome.start_success)
+    return {seed: statistics.mean(values) for seed, values in started.items()}
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float, float]:
-    return statistics.mean(values), min(values), max(values)
+def collapsed(outcome: Outcome, start_success: float | None) -> bool:
+    """The rule of the module docstring. start_success: of the outcome's seed."""
+    if outcome.stopped is not None:
+        return True
+    if outcome.success_high is None or start_success is None:
+        return False
+    return outcome.success_high < start_success
+
+
+class OutcomeFile:
+    """Outcomes, one JSON object a line, each written when its run has ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[Cell, Outcome]:
+        """The last outcome of each cell, made with the settings that the cell has now.
+
+        A torn last line is skipped: that run is made again.
+        """
+        outcomes = {}
+        for line in self._path.read_text().splitlines() if self._path.is_file() else []:
+            try:
+                outcome = Outcome.from_json(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+            if outcome.settings == outcome.cell.settings():
+                outcomes[outcome.cell] = outcome
+        return outcomes
+
+    def append(self, outcome: Outcome) -> None:
+        """Add one; begins a new line even after a torn one."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        torn = self._path.is_file() and not self._path.read_bytes().endswith(b"\n")
+        with self._path.open("a") as file:
+            file.write("\n" * torn + json.dumps(outcome.as_json(), sort_keys=True) + "\n")

@@ -1,84 +1,123 @@
-"""What does each correction make of data that lags: final reward and collapse, by method and lag?
+"""What does each correction make of data that lags: final success and collapse, by method and lag?
 
-Real runs of the demo task, every method at every lag on the same seeds. The lag is made, not only
-allowed: engines get new weights every half of the bound, and enough groups are in flight to fill
-it. Finished cells are kept beside the runs, so an interrupted benchmark goes on where it stopped;
-`runs/bench-ablation` removed, it begins anew. docs/lag_ablation.md and its plot are written from
-the cells by `python -m benchmarks.lag_ablation`.
+Real runs of the demo task, every method at every lag on the same seeds and with the same settings.
+`runs/bench/lag_ablation.jsonl` keeps each run as it ends: the same command after an interruption
+goes on where it was. `--set write_docs=true` writes the table and the plot of
+docs/lag_ablation.md; with all runs there, that takes seconds.
 """
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from benchmarks._ablation_cells import Cell, Outcome, outcome_of
-from benchmarks._ablation_page import write_page
-from benchmarks._runs import run
+from benchmarks._ablation_cells import Outcome, OutcomeFile, start_successes
+from benchmarks._ablation_grid import METHODS, Cell, Grid
+from benchmarks._ablation_page import IMAGE, PAGE, rows_of, table_of, write_page
+from benchmarks._ablation_plot import plot
+from benchmarks._ablation_runs import run_cell
+from correction.errors import ConfigError
 
-METHODS = ("none", "ppo_bypass", "decoupled_ppo", "tis", "gspo", "vtrace")
-LAGS = (0, 2, 4, 8, 16)
-SEEDS = (17, 18)
-STEPS = 50
-ROOT = Path("runs/bench-ablation")
-CELLS = ROOT / "cells.jsonl"
-
-
-def measure() -> dict[str, object]:
-    """Runs the cells that are missing; a row a method and lag, over the seeds."""
-    ROOT.mkdir(parents=True, exist_ok=True)
-    done = read_cells(CELLS)
-    missing = [cell for cell in grid() if cell not in {outcome.cell for outcome in done}]
-    began = time.monotonic()
-    for number, cell in enumerate(missing):
-        outcome = _run(cell)
-        with CELLS.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(outcome.as_json()) + "\n")
-        done.append(outcome)
-        per_cell_s = (time.monotonic() - began) / (number + 1)
-        left_minutes = per_cell_s * (len(missing) - number - 1) / 60
-        print(f"  {outcome.told()}; {left_minutes:.0f} min left", flush=True)
-    return {f"{o.cell.method} lag {o.cell.lag} seed {o.cell.seed}": o.as_json() for o in done}
+KEPT = Path("runs/bench/lag_ablation.jsonl")
+MOST_FAILURES = 3
+"""Failed runs after which the rest is not tried: something is wrong with the machine."""
 
 
-def grid() -> list[Cell]:
-    """All cells, seed by seed, so that a first seed is whole before the next begins."""
-    return [Cell(method, lag, seed, STEPS) for seed in SEEDS for lag in LAGS for method in METHODS]
+def measure(
+    *,
+    seeds: Sequence[int] = (17, 18, 19),
+    lags: Sequence[int] = (0, 2, 4, 8, 16),
+    methods: Sequence[str] = tuple(METHODS),
+    steps: int = 60,
+    learning_rate: float = 5e-4,
+    parallel: int = 2,
+    write_docs: bool = False,
+) -> dict[str, object]:
+    """Make the runs that are missing; every run, failures, and the table.
 
-
-def settings_of(cell: Cell) -> dict[str, object]:
-    """What is asked of a run: the same for every method at one lag."""
-    half = max(1, cell.lag // 2)
+    parallel: runs at a time. Raises ConfigError for a bad setting, before anything is started.
+    """
+    grid = Grid(seeds, lags, methods, steps, learning_rate)
+    if type(parallel) is not int or parallel < 1:
+        raise ConfigError(f"parallel: must be at least 1, not {parallel}")
+    if write_docs and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("write_docs: needs matplotlib, which the extra `dev` installs")
+    cells, kept = list(grid.cells()), OutcomeFile(KEPT)
+    failures = _run_missing(cells, kept, parallel)
+    known = kept.read()
+    outcomes = [known[cell] for cell in cells if cell in known]
+    if write_docs and outcomes:
+        _write_docs(outcomes, missing=len(cells) - len(outcomes))
+    print(table_of(rows_of(outcomes)), flush=True)
     return {
-        "run.name": f"{cell.method}-lag{cell.lag}-seed{cell.seed}",
-        "run.seed": cell.seed,
-        "run.max_steps": cell.steps,
-        "lag.max_lag_versions": cell.lag,
-        "broadcast.every_versions": half,
-        "actors.groups_in_flight": max(16, 8 * cell.lag),
-        "correction.recipe": cell.method,
-        "correction.none": cell.method == "none",
-        "evaluation.at_start": False,
+        **{_name(outcome.cell): _brief(outcome) for outcome in outcomes},
+        "missing": len(cells) - len(outcomes),
+        "failures": failures,
     }
 
 
-def read_cells(path: Path) -> list[Outcome]:
-    """Outcomes that were kept, in the order in which they were run."""
-    if not path.is_file():
-        return []
-    return [Outcome.of_json(json.loads(line)) for line in path.read_text().splitlines()]
+def _run_missing(cells: Sequence[Cell], kept: OutcomeFile, parallel: int) -> list[str]:
+    """Run what is not kept yet; returns what failed for a reason that is no collapse."""
+    known = kept.read()
+    missing = [cell for cell in cells if cell not in known]
+    print(f"  {len(cells) - len(missing)} of {len(cells)} runs are there already", flush=True)
+    failures: list[str] = []
+    began = time.monotonic()
+    for done, (cell, ended) in enumerate(_ended(missing, parallel), start=1):
+        if isinstance(ended, Outcome):
+            kept.append(ended)
+            told = _told(ended)
+        else:
+            failures.append(f"{_name(cell)}: {ended}")
+            told = f"{_name(cell)} FAILED, to be run again: {ended}"
+        left_s = (time.monotonic() - began) / done * (len(missing) - done)
+        print(f"  [{done}/{len(missing)}] {told}; {left_s / 60:.0f} min left", flush=True)
+        if len(failures) >= MOST_FAILURES:
+            break
+    return failures
 
 
-def _run(cell: Cell) -> Outcome:
-    """One run. One that ends with an error is an outcome as well: a collapse with its cause."""
-    settings = settings_of(cell)
-    try:
-        summary = run("deploy/runs/demo.toml", settings, ROOT / str(settings["run.name"]))
-    except RuntimeError as error:
-        return Outcome.failed(cell, str(error).strip().splitlines()[-1])
-    return outcome_of(cell, summary)
+def _ended(cells: Sequence[Cell], parallel: int) -> Iterator[tuple[Cell, Outcome | RuntimeError]]:
+    """Runs as they end. Closed early, it lets those in work end and starts no other."""
+    with ThreadPoolExecutor(parallel) as pool:
+        runs = {pool.submit(run_cell, cell): cell for cell in cells}
+        try:
+            for run in as_completed(runs):
+                error = run.exception()
+                if error is not None and not isinstance(error, RuntimeError):
+                    raise error
+                yield runs[run], error if error is not None else run.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
-if __name__ == "__main__":
-    write_page(read_cells(CELLS), METHODS, LAGS)
+def _write_docs(outcomes: Sequence[Outcome], missing: int) -> None:
+    start = start_successes(outcomes)
+    mean = sum(start.values()) / len(start) if start else None
+    plot(rows_of(outcomes), mean, PAGE.parent / IMAGE)
+    write_page(outcomes, missing)
+    print(f"  written: {PAGE}, {PAGE.parent / IMAGE}", flush=True)
+
+
+def _name(cell: Cell) -> str:
+    return f"seed {cell.seed} lag {cell.lag} {cell.method}"
+
+
+def _brief(outcome: Outcome) -> dict[str, object]:
+    """All of it but what the name and the file of kept runs say."""
+    told = outcome.as_json()
+    for name in (*Cell.__slots__, "settings", "machine"):
+        del told[name]
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in told.items()}
+
+
+def _told(outcome: Outcome) -> str:
+    if outcome.stopped is not None:
+        return f"{_name(outcome.cell)}: stopped, {outcome.stopped}"
+    return (
+        f"{_name(outcome.cell)}: lag {outcome.lag_mean:.1f} (max {outcome.lag_max}), success "
+        f"{outcome.start_success:.2f} -> {outcome.success:.2f}, {outcome.wall_s:.0f} s"
+    )

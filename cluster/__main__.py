@@ -58,6 +58,14 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="run a benchmark and write its JSON")
     bench.set_defaults(command=_bench)
     bench.add_argument("name", metavar="NAME", help="a benchmark, `all` or `list`")
+    bench.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="key=value",
+        help="set one of the benchmark's own settings, where it has any",
+    )
     bench.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for the JSON")
     return parser
 
@@ -87,7 +95,7 @@ def _check(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from cluster.bench import run_benchmark
 
-    return run_benchmark(options.name, options.out)
+    return run_benchmark(options.name, options.out, options.settings)
 
 
 if __name__ == "__main__":

@@ -114,10 +114,11 @@ def _apply(values: dict[str, Any], override: str) -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override}: {'.'.join(parts[:depth])} is not a table")
-    table[parts[-1]] = _toml_value(override, text)
+    table[parts[-1]] = toml_value(override, text)
 
 
-def _toml_value(override: str, text: str) -> object:
+def toml_value(override: str, text: str) -> object:
+    """The value `text` of `--set override`, in TOML syntax. Raises ConfigError if it is none."""
     try:
         document = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
