@@ -39,7 +39,7 @@ def plot(rows: Sequence[Row], start_success: float | None, path: Path) -> None:
         for axes, label in ((success, "held-out success"), (collapse, "share of runs collapsed")):
             axes.set(xlabel="policy lag, mean (versions)", ylabel=label, ylim=(-0.03, 1.03))
             axes.grid(alpha=0.3)
-        success.legend(fontsize="small", loc="lower left")
+        figure.legend(*success.get_legend_handles_labels(), loc="outside upper center", ncols=6)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 

@@ -28,17 +28,18 @@ MOST_FAILURES = 3
 
 def measure(
     *,
-    seeds: Sequence[int] = (17, 18, 19),
+    seeds: Sequence[int] = (17, 18),
     lags: Sequence[int] = (0, 2, 4, 8, 16),
     methods: Sequence[str] = tuple(METHODS),
-    steps: int = 60,
+    steps: int = 50,
     learning_rate: float = 5e-4,
-    parallel: int = 2,
+    parallel: int = 1,
     write_docs: bool = False,
 ) -> dict[str, object]:
     """Make the runs that are missing; every run, failures, and the table.
 
-    parallel: runs at a time. Raises ConfigError for a bad setting, before anything is started.
+    parallel: runs at a time; on two cores two of them take longer than one after the other.
+    Raises ConfigError for a bad setting, before anything is started.
     """
     grid = Grid(seeds, lags, methods, steps, learning_rate)
     if type(parallel) is not int or parallel < 1:
