@@ -1,8 +1,8 @@
 """What each run of the lag ablation came to, kept in a file that outlives an interruption.
 
-The rule of collapse was fixed before any run of the grid, though after trials of single cells: a run has collapsed if it was stopped
-because something was not finite, or if the upper end of the 95 % interval of its final held-out
-success lies below the success that its seed started from.
+The rule of collapse was fixed before any run of the grid, though after trials of single cells: a
+run has collapsed if it was stopped because something was not finite, or if the upper end of the
+95 % interval of its final held-out success lies below the success that its seed started from.
 """
 
 from __future__ import annotations
