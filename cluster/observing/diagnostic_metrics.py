@@ -190,7 +190,7 @@ _WHOLE_ONLY = (
     _whole.one(
         "zero_variance_groups_ratio",
         "zero_variance_group_fraction",
-        "Share of groups whose rewards, as the advantage saw them, are all equal.",
+        "Share of groups whose rewards, before any shaping, are all equal.",
     ),
     _whole.one(
         "overlong_filtered_ratio",
