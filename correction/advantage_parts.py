@@ -20,7 +20,7 @@ from correction.masks import masked_sum
 from correction.needs import Need
 from correction.optimal_baseline import opob_advantages
 from correction.ratios import log_ratio, to_ratio
-from correction.reco import reco_weights
+from correction.reco import SECONDARY_SOURCE, reco_weights
 from correction.tail_advantages import maxrl_advantages, tail_advantages
 
 
@@ -44,6 +44,7 @@ class TrajectoryAdvantage(ABC):
     kind: ClassVar[str]
     needs_group: ClassVar[bool] = True
     a_token: ClassVar[bool] = False
+    experimental: ClassVar[str] = ""
     needs: ClassVar[frozenset[Need]] = frozenset()
 
     @abstractmethod
@@ -129,6 +130,7 @@ class Reco(Grpo):
 
     max_weight: float = 5.0
     kind: ClassVar[str] = "reco"
+    experimental: ClassVar[str] = SECONDARY_SOURCE
 
     def __post_init__(self) -> None:
         Grpo.__post_init__(self)

@@ -21,8 +21,6 @@ from correction.token_advantage_parts import (
 )
 from correction.weight_parts import TargetBehaviourWeight
 
-SECONDARY_SOURCE = "from a secondary source; the primary text was not available"
-
 SIGNAL_RECIPES = (
     Recipe(
         name="reinforce",
@@ -113,7 +111,6 @@ SIGNAL_RECIPES = (
         advantage=Reco(),
         surrogate=RecoClip(),
         aggregation=Aggregation.SEQUENCE_MEAN_TOKEN_MEAN,
-        experimental=SECONDARY_SOURCE,
     ),
     Recipe(
         name="erpo",

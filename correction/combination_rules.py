@@ -161,6 +161,12 @@ def _imitation_is_plain(recipe: Recipe) -> None:
             f"correction: {recipe.surrogate.kind} imitates the tokens as they are; a ratio to mu "
             "says nothing about an expert's. Set weight = none and trust = []"
         )
+    rewarded = any(part.kind == "overlong_penalty" for part in recipe.shaping)
+    if recipe.advantage.kind != "return" or rewarded:
+        raise RecipeError(
+            f"correction: {recipe.surrogate.kind} looks at no reward; another advantage or an "
+            "overlong penalty would have no effect. Set advantage = return and take it out"
+        )
 
 
 def _whole_sequence_is_trusted_as_a_whole(recipe: Recipe) -> None:

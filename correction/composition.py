@@ -41,7 +41,7 @@ class Recipe:
     shaping -> advantage -> proximal -> weight and trust -> surrogate -> penalties -> aggregation,
     with the critic's loss beside them, the learning rate under control, and the groups that are
     worth a step chosen before any of it. allow_no_correction: the user accepts lagged data without
-    any correction. experimental: why the method is not to be relied on; empty if it is.
+    any correction.
     """
 
     name: str
@@ -57,7 +57,6 @@ class Recipe:
     control: Control = field(default_factory=NoControl)
     group_filter: GroupFilter = GroupFilter.NONE
     allow_no_correction: bool = False
-    experimental: str = ""
 
     def __post_init__(self) -> None:
         check_combination(self)
@@ -75,6 +74,11 @@ class Recipe:
             for slot, held in self.parts.items()
             for part in (held if isinstance(held, tuple) else (held,))
         )
+
+    @property
+    def experimental(self) -> str:
+        """Why the method is not to be relied on; empty if it is."""
+        return self.advantage.experimental or self.surrogate.experimental
 
     @property
     def needs(self) -> frozenset[Need]:

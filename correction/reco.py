@@ -28,6 +28,9 @@ from correction.masks import masked_mean
 from correction.ratios import to_ratio, working_dtype
 from correction.surrogates import TokenLosses, pessimistic_clip
 
+SECONDARY_SOURCE = "from a secondary source; the primary text was not available"
+"""Why nothing here is to be relied on."""
+
 
 def reco_clip(
     target_logprobs: Tensor,

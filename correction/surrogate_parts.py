@@ -18,7 +18,7 @@ from correction.batch_view import BatchView
 from correction.checks import require_given, require_parameter
 from correction.group_ratio import group_log_ratio, log_group_expectation
 from correction.needs import Need
-from correction.reco import reco_clip
+from correction.reco import SECONDARY_SOURCE, reco_clip
 from correction.score_centering import CenteredWeight, score_centered
 from correction.surrogates import TokenLosses
 
@@ -54,6 +54,7 @@ class PolicySurrogate(ABC):
     own_weight: ClassVar[bool] = False
     uses_advantages: ClassVar[bool] = True
     needs_group: ClassVar[bool] = False
+    experimental: ClassVar[str] = ""
     needs: ClassVar[frozenset[Need]] = frozenset()
 
     @property
@@ -233,6 +234,7 @@ class RecoClip(_Clipped):
 
     probability_floor: float = 1e-5
     kind: ClassVar[str] = "reco_clip"
+    experimental: ClassVar[str] = SECONDARY_SOURCE
 
     def __post_init__(self) -> None:
         _Clipped.__post_init__(self)

@@ -35,6 +35,7 @@ class TokenAdvantage(ABC):
     kind: ClassVar[str]
     needs_group: ClassVar[bool] = False
     a_token: ClassVar[bool] = True
+    experimental: ClassVar[str] = ""
 
     @property
     def needs(self) -> frozenset[Need]:

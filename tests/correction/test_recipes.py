@@ -184,6 +184,8 @@ def test_unknown_and_impossible_overrides_are_refused(
         ("ppo_bypass", {"critic": "value"}, "trained for nothing", "critic = none"),
         ("impala", {"critic.clip": 0.2}, "values of before the step", "critic.clip = 0"),
         ("dagger", {"trust": "veto"}, "imitates", "trust = []"),
+        ("dagger", {"advantage": "grpo"}, "looks at no reward", "advantage = return"),
+        ("dagger", {"shaping": "overlong_penalty"}, "looks at no reward", "take it out"),
         ("score_centering", {"weight": "target_behaviour"}, "twice", "weight = none"),
         ("gspo", {"trust": "kpop"}, "rejects single tokens", "unit = trajectory"),
         ("gepo", {"trust": "m2"}, "rejects single tokens", "veto"),
@@ -263,6 +265,12 @@ def test_bounds_may_be_infinite_and_masks_of_trajectories_go_with_gspo() -> None
     assert resolved("gspo", lag | {"trust": "veto"}).trust[0] == Veto()
     both = {"weight.high": 4.0, "advantage.max_weight": 4.0}
     assert resolved("vcpo", both).weight.level is Level.SEQUENCE_PRODUCT
+
+
+def test_a_part_from_a_secondary_source_is_told_wherever_it_stands() -> None:
+    assert "experimental" in describe(resolved("grpo", {"advantage": "reco"}))
+    assert "experimental" in describe(resolved("ppo_bypass", {"surrogate": "reco_clip"}))
+    assert "experimental" not in describe(resolved("grpo"))
 
 
 def test_gepo_needs_a_group_whatever_its_advantage() -> None:
