@@ -86,6 +86,12 @@ REUSE_RECIPES = (
     Recipe(
         name="gspo",
         advantage=Grpo(),
+        surrogate=Gspo(),
+        aggregation=Aggregation.SEQUENCE_MEAN_TOKEN_MEAN,
+    ),
+    Recipe(
+        name="decoupled_gspo",
+        advantage=Grpo(),
         proximal=Proximal.RECOMPUTE,
         # Geometric like the surrogate: the two factors then make theta/mu of the same kind.
         weight=ProximalBehaviourWeight(level=Level.GEOMETRIC, high=2.0),

@@ -24,7 +24,10 @@ EVERY_RECIPE: tuple[Recipe, ...] = (
             ("decoupled_ppo", {"weight.level": "turn_geometric", "aggregation": "constant"}),
             ("decoupled_ppo", {"weight.level": "sequence_product", "weight.bound": "none"}),
             ("decoupled_ppo", {"trust": ["max_lag", "veto", "kpop", "trm", "k3_limit", "dppo_kl"]}),
-            ("gspo", {"weight.bound": "band", "surrogate": {"clip_low": 0.2, "clip_high": 0.2}}),
+            (
+                "decoupled_gspo",
+                {"weight.bound": "band", "surrogate": {"clip_low": 0.2, "clip_high": 0.2}},
+            ),
             ("ppo_bypass", {"surrogate.dual_clip": 0, "aggregation": "token_sum"}),
             ("aipo", {"aggregation": "sequence_mean_token_sum"}),
             ("score_centering", {"surrogate.weight": "band"}),

@@ -163,7 +163,7 @@ def test_decoupled_is_plain_ppo_where_the_proximal_policy_is_the_behaviour(seed:
 def test_gspo_is_ppo_on_answers_of_one_token(seed: int) -> None:
     batch = make_batch(seed, columns=1)
     clip = {"surrogate.clip_low": 0.1, "surrogate.clip_high": 0.1}
-    gspo = resolve("gspo", clip, max_lag_versions=4, group_size=2)
+    gspo = resolve("decoupled_gspo", clip, max_lag_versions=4, group_size=2)
     ppo = resolve("tis", clip | {"surrogate.dual_clip": 0}, max_lag_versions=4, group_size=2)
 
     left, left_gradient = evaluate(gspo, batch)

@@ -75,10 +75,10 @@ def test_parameters_of_one_part_are_judged_together_in_any_order() -> None:
 
 
 def test_a_named_part_starts_from_its_own_defaults() -> None:
-    recipe = resolved("gspo", {"weight": "none"}, lag=0)
+    recipe = resolved("decoupled_gspo", {"weight": "none"}, lag=0)
     assert recipe.weight == NoWeight()
     with pytest.raises(RecipeError, match="level token"):
-        resolved("gspo", {"weight": "proximal_behaviour"})
+        resolved("decoupled_gspo", {"weight": "proximal_behaviour"})
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,8 @@ def test_a_named_part_starts_from_its_own_defaults() -> None:
     [
         ("decoupled_ppo", True),
         ("ppo_bypass", False),
-        ("gspo", True),
+        ("gspo", False),
+        ("decoupled_gspo", True),
         ("a3po", False),
         ("none", False),
     ],
@@ -167,7 +168,7 @@ def test_unknown_and_impossible_overrides_are_refused(
             "counts the ratio twice",
             "weight = none or proximal = recompute",
         ),
-        ("gspo", {"proximal": "behaviour"}, "counts the ratio twice", "weight = none"),
+        ("decoupled_gspo", {"proximal": "behaviour"}, "counts the ratio twice", "weight = none"),
         (
             "none",
             {"proximal": "behaviour", "weight": "proximal_behaviour"},
@@ -220,7 +221,12 @@ def test_unknown_and_impossible_overrides_are_refused(
             "one loss a trajectory",
             "aggregation = sequence_mean_token_mean",
         ),
-        ("gspo", {"weight.level": "token"}, "one ratio a trajectory", "level = geometric"),
+        (
+            "decoupled_gspo",
+            {"weight.level": "token"},
+            "one ratio a trajectory",
+            "level = geometric",
+        ),
         ("reinforce", {}, "corrects for no lag; max_lag is 4", "allow_no_correction"),
         ("none", {}, "corrects for no lag", "max_lag = 0"),
         ("decoupled_ppo", {"weight": "none"}, "corrects for no lag", "a recipe that corrects"),

@@ -63,6 +63,13 @@ def a3po(s: Slow) -> complex:
 
 def gspo(s: Slow) -> complex:
     advantages = s.grpo()
+    return s.sequence_mean_token_mean(
+        lambda i, t: s.clip(s.mean_log("theta", "mu", i), advantages[i][t], 3e-4, 4e-4)
+    )
+
+
+def decoupled_gspo(s: Slow) -> complex:
+    advantages = s.grpo()
 
     def loss(i: int, t: int) -> complex:
         weight = s.truncated(s.mean_log("prox", "mu", i), 2.0)
@@ -214,6 +221,7 @@ REUSE_FORMULAS: Mapping[str, Formula] = {
     "sequence_tis": sequence_tis,
     "a3po": a3po,
     "gspo": gspo,
+    "decoupled_gspo": decoupled_gspo,
     "gepo": gepo,
     "cispo": lambda s: s.token_mean(s.reinforce(s.grpo(), s.token_weight(5.0))),
     "sapo": sapo,

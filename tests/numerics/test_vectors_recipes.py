@@ -99,7 +99,7 @@ def test_gspo(dtype: torch.dtype, name: str) -> None:
     vector = VECTORS[name]
     low, high = vector["eps"]
     overrides = {"weight": "none", "surrogate.clip_low": low, "surrogate.clip_high": high}
-    objective, gradient = on_fixture("gspo", overrides, dtype)
+    objective, gradient = on_fixture("decoupled_gspo", overrides, dtype)
 
     assert_golden(objective.loss, vector["loss"])
     assert_golden(gradient[:, :2], [[slope, slope] for slope in vector["grad_per_token_logp"]])
