@@ -120,7 +120,9 @@ def pretraining_settings(config: RunConfig, composed: Recipe) -> PretrainingSett
         return None
     if text.path is None:
         raise ConfigError(
-            "pretraining.path: must name a file, the recipe has a pretraining penalty"
+            f"correction.recipe = {config.correction.recipe!r}: needs text to mix in; set "
+            "pretraining.path to a local .jsonl, .txt or .parquet file, or take the pretraining "
+            "penalty out"
         )
     return PretrainingSettings(
         path=text.path,

@@ -54,11 +54,6 @@ def _unmet_need(config: RunConfig, recipe: Recipe) -> str | None:
                 f"correction.recipe = {name!r}: needs {maker}, and no run has them yet; choose "
                 "another recipe"
             )
-    if Need.PRETRAINING in recipe.needs and config.pretraining.path is None:
-        return (
-            f"correction.recipe = {name!r}: needs text to mix in; set pretraining.path to a local "
-            ".jsonl, .txt or .parquet file, or take the pretraining penalty out"
-        )
     return None
 
 
@@ -96,22 +91,16 @@ def _helpers_are_there(config: RunConfig, recipe: Recipe) -> str | None:
     try:
         assembly.critic_settings(config, recipe)
         text = assembly.pretraining_settings(config, recipe)
+        if text is not None:
+            text.check_shared(config.learner.ranks)
         if Need.VALUES in recipe.needs and config.critic.path is not None:
             check_helper_model("critic.path", config.critic.path)
         if Need.REFERENCE in recipe.needs and config.reference.path is not None:
             check_helper_model("reference.path", config.reference.path)
     except ConfigError as error:
         return str(error)
-    if text is None:
-        return None
-    if not Path(text.path).is_file():
+    if text is not None and not Path(text.path).is_file():
         return f"pretraining.path = {text.path!r}: there is no such file"
-    blocks, ranks = text.tokens_per_step // text.block_tokens, config.learner.ranks
-    if blocks % ranks:
-        return (
-            f"pretraining.tokens_per_step = {text.tokens_per_step}: makes {blocks} blocks of "
-            f"{text.block_tokens} tokens, which {ranks} learner ranks cannot share evenly"
-        )
     return None
 
 

@@ -23,6 +23,7 @@ from correction.aggregation import Denominators
 from correction.batch_view import BatchView
 from correction.checks import require_finite, require_floating, require_mask, require_shape
 from correction.composition import Recipe
+from correction.group_statistics import find_groups, group_is_constant, group_sum
 from correction.masks import fill_masked
 from correction.needs import Need
 from correction.penalties import kl_token_rewards
@@ -159,13 +160,14 @@ def _weighed(recipe: Recipe, view: BatchView, advantages: Tensor) -> Tensor:
     if penalty is None or penalty.weights is PromptWeights.NONE:
         return advantages
     surprise = view.required("prompt_nll", Need.PROMPT)
-    _, group_of, counts = torch.unique(view.group_index, return_inverse=True, return_counts=True)
-    a_prompt = surprise.new_zeros(len(counts)).index_add(0, group_of, surprise) / counts
+    groups = find_groups(view.group_index)
+    mean = (group_sum(surprise, groups) / groups.size).to(surprise.dtype)
+    a_prompt = surprise.new_zeros(groups.count).scatter(0, groups.member_of, mean)
     told = a_prompt > 0  # a prompt of one token has no logprob: it weighs as the mean one does
     if not bool(told.any()):
         return advantages
     a_prompt = torch.where(told, a_prompt, a_prompt[told].mean())
-    weights = prompt_weights(a_prompt, clip=penalty.weight_clip or None)[group_of]
+    weights = prompt_weights(a_prompt, clip=penalty.weight_clip or None)[groups.member_of]
     return advantages * weights.to(advantages.dtype)[:, None]
 
 
@@ -195,14 +197,12 @@ def _whole_batch_masks(
 
 def _metrics(recipe: Recipe, view: BatchView, made: Advantages, mask: Tensor) -> dict[str, float]:
     """Figures of the whole batch that no sum over tokens would give. view: rewards as earned."""
-    _, group_of, counts = torch.unique(view.group_index, return_inverse=True, return_counts=True)
-    highest = view.rewards.new_full((len(counts),), -torch.inf)
-    lowest = view.rewards.new_full((len(counts),), torch.inf)
-    highest = highest.scatter_reduce(0, group_of, view.rewards, "amax")
-    lowest = lowest.scatter_reduce(0, group_of, view.rewards, "amin")
+    groups = find_groups(view.group_index)
+    constant = group_is_constant(view.rewards, groups).double()
+    a_group = constant.new_zeros(groups.count).scatter(0, groups.member_of, constant)
     removed = int(view.action_mask.sum()) - int(mask.sum())
     metrics = {
-        "zero_variance_group_fraction": float((highest == lowest).double().mean()),
+        "zero_variance_group_fraction": float(a_group.mean()),
         "overlong_filtered_fraction": removed / int(view.action_mask.sum()),
     }
     if isinstance(recipe.advantage, VTrace):  # its advantages are those of a pass

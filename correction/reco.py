@@ -24,6 +24,7 @@ from correction.checks import (
     require_mask,
     require_shape,
 )
+from correction.group_statistics import find_groups, group_sum
 from correction.masks import masked_mean
 from correction.ratios import to_ratio, working_dtype
 from correction.surrogates import TokenLosses, pessimistic_clip
@@ -72,12 +73,12 @@ def reco_weights(
     require_integers("group_index", group_index)
     require_shape("group_index", group_index, (mask.shape[0],))
     mean_logprobs = masked_mean(behaviour_logprobs.detach().double(), mask)
-    _, member_of = torch.unique(group_index, return_inverse=True)
+    groups = find_groups(group_index)
     member = mask.any(dim=-1).double()
-    size = _group_sum(member, member_of).clamp(min=1)
+    size = group_sum(member, groups).clamp(min=1)
     bounded = (to_ratio(-mean_logprobs) / size).clamp(max=max_weight) * member
     weights = torch.where(
-        member > 0, bounded * size / _group_sum(bounded, member_of), torch.zeros_like(bounded)
+        member > 0, bounded * size / group_sum(bounded, groups), torch.zeros_like(bounded)
     )
     return weights.to(working_dtype(behaviour_logprobs))
 
@@ -86,8 +87,3 @@ def _variance(logprobs: Tensor, floor: float) -> Tensor:
     """p (1 - p), with 1 - p taken from the log: near p = 1 the difference would be rounding."""
     kept = logprobs.clamp(math.log(floor), math.log1p(-floor))
     return kept.exp() * -torch.expm1(kept)
-
-
-def _group_sum(values: Tensor, member_of: Tensor) -> Tensor:
-    total = torch.zeros_like(values).index_add(0, member_of, values)
-    return total[member_of]

@@ -51,6 +51,26 @@ class TrustMask(ABC):
 
 
 @dataclass(frozen=True, slots=True)
+class _OfTrajectories(TrustMask):
+    """A mask that keeps or rejects trajectories as a whole."""
+
+    @property
+    def whole_trajectory(self) -> bool:
+        """Always."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Limited(TrustMask):
+    """A mask that rejects what is over a limit above 0."""
+
+    limit: float
+
+    def __post_init__(self) -> None:
+        _require(self.kind, "limit", self.limit > 0, "> 0", self.limit)
+
+
+@dataclass(frozen=True, slots=True)
 class MaxLag(TrustMask):
     """Rejects what lags by more than max_lag_versions, below what the run admits."""
 
@@ -78,17 +98,12 @@ class MaxLag(TrustMask):
 
 
 @dataclass(frozen=True, slots=True)
-class GeometricBand(TrustMask):
+class GeometricBand(_OfTrajectories):
     """Rejects a trajectory whose geometric mean of learner/mu leaves [low, high]."""
 
     low: float = 0.999
     high: float = 1.001
     kind: ClassVar[str] = "geometric_band"
-
-    @property
-    def whole_trajectory(self) -> bool:
-        """Always."""
-        return True
 
     def __post_init__(self) -> None:
         _require(self.kind, "low", 0 <= self.low <= 1, "in [0, 1]", self.low)
@@ -100,20 +115,12 @@ class GeometricBand(TrustMask):
 
 
 @dataclass(frozen=True, slots=True)
-class K3Limit(TrustMask):
+class K3Limit(_Limited, _OfTrajectories):
     """Rejects a trajectory whose k3 of mu and the learner, mean, sum or largest, is over limit."""
 
     limit: float = 0.01
     reduction: Reduction = Reduction.MEAN
     kind: ClassVar[str] = "k3_limit"
-
-    @property
-    def whole_trajectory(self) -> bool:
-        """Always."""
-        return True
-
-    def __post_init__(self) -> None:
-        _require(self.kind, "limit", self.limit > 0, "> 0", self.limit)
 
     def __call__(self, inputs: TrustInputs) -> Tensor:
         """Bool [B, T], equal within a trajectory."""
@@ -123,19 +130,11 @@ class K3Limit(TrustMask):
 
 
 @dataclass(frozen=True, slots=True)
-class Trm(TrustMask):
+class Trm(_Limited, _OfTrajectories):
     """Trust-region masking: rejects a trajectory if any token's k3 is over limit."""
 
     limit: float = 0.1
     kind: ClassVar[str] = "trm"
-
-    @property
-    def whole_trajectory(self) -> bool:
-        """Always."""
-        return True
-
-    def __post_init__(self) -> None:
-        _require(self.kind, "limit", self.limit > 0, "> 0", self.limit)
 
     def __call__(self, inputs: TrustInputs) -> Tensor:
         """Bool [B, T], equal within a trajectory."""
@@ -145,16 +144,11 @@ class Trm(TrustMask):
 
 
 @dataclass(frozen=True, slots=True)
-class Veto(TrustMask):
+class Veto(_OfTrajectories):
     """Rejects a trajectory if any token's learner/mu is below low."""
 
     low: float = 1e-4
     kind: ClassVar[str] = "veto"
-
-    @property
-    def whole_trajectory(self) -> bool:
-        """Always."""
-        return True
 
     def __post_init__(self) -> None:
         _require(self.kind, "low", 0 < self.low < 1, "in (0, 1)", self.low)
@@ -189,14 +183,11 @@ class DppoTv(TrustMask):
 
 
 @dataclass(frozen=True, slots=True)
-class DppoKl(TrustMask):
+class DppoKl(_Limited):
     """The same by the binary KL divergence of mu and theta on the sampled token."""
 
     limit: float = 0.05
     kind: ClassVar[str] = "dppo_kl"
-
-    def __post_init__(self) -> None:
-        _require(self.kind, "limit", self.limit > 0, "> 0", self.limit)
 
     def __call__(self, inputs: TrustInputs) -> Tensor:
         """Bool [B, T]."""
@@ -210,14 +201,11 @@ class DppoKl(TrustMask):
 
 
 @dataclass(frozen=True, slots=True)
-class Kpop(TrustMask):
+class Kpop(_Limited):
     """Rejects a token whose binary KL of theta and mu, in the larger direction, is over limit."""
 
     limit: float = 2.0
     kind: ClassVar[str] = "kpop"
-
-    def __post_init__(self) -> None:
-        _require(self.kind, "limit", self.limit > 0, "> 0", self.limit)
 
     def __call__(self, inputs: TrustInputs) -> Tensor:
         """Bool [B, T]."""
@@ -227,15 +215,12 @@ class Kpop(TrustMask):
 
 
 @dataclass(frozen=True, slots=True)
-class SecondMoment(TrustMask):
+class SecondMoment(_Limited):
     """M2PO: rejects the largest log ratios of the batch until their second moment is below."""
 
     limit: float = 0.04
     kind: ClassVar[str] = "m2"
     whole_batch: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _require(self.kind, "limit", self.limit > 0, "> 0", self.limit)
 
     def __call__(self, inputs: TrustInputs) -> Tensor:
         """Bool [N, T]."""
@@ -243,19 +228,11 @@ class SecondMoment(TrustMask):
 
 
 @dataclass(frozen=True, slots=True)
-class Opsm(TrustMask):
+class Opsm(_Limited, _OfTrajectories):
     """Rejects a failed trajectory that theta has left behind: mean log mu/theta over limit."""
 
     limit: float = 0.5
     kind: ClassVar[str] = "opsm"
-
-    @property
-    def whole_trajectory(self) -> bool:
-        """Always."""
-        return True
-
-    def __post_init__(self) -> None:
-        _require(self.kind, "limit", self.limit > 0, "> 0", self.limit)
 
     def __call__(self, inputs: TrustInputs) -> Tensor:
         """Bool [B, T], equal within a trajectory."""

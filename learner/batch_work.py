@@ -153,8 +153,8 @@ class BatchWork:
         finite = outputs.with_finite(micro.behaviour_logprobs)
         objective = self._objective(number, micro, finite, prepared)
         # Into the gradient with what is not: only there all ranks see it, and refuse together.
-        broken = outputs.zero_loss() * math.nan
-        self._engine.backward(objective.loss if finite is outputs else broken)
+        whole = finite is outputs
+        self._engine.backward(objective.loss if whole else outputs.zero_loss() * math.nan)
         return objective.sums
 
     def _objective(

@@ -9,15 +9,11 @@ from torch import Tensor
 from learner.batch import MicroBatch
 from learner.forward import ForwardNeeds, ForwardOutputs
 from learner.reports import StepOutcome
+from learner.scoring import ScoringEngine
 
 
-class PolicyEngine(Protocol):
+class PolicyEngine(ScoringEngine, Protocol):
     """A policy, perhaps with a critic and a frozen reference beside it."""
-
-    @property
-    def rank(self) -> int:
-        """Place in the group, from 0."""
-        ...
 
     @property
     def world_size(self) -> int:
@@ -26,14 +22,6 @@ class PolicyEngine(Protocol):
 
     def forward(self, micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
         """Outputs of the policy in training, on the CPU, with a graph. All ranks."""
-        ...
-
-    def score(self, micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
-        """The same without a graph. All ranks."""
-        ...
-
-    def reference(self, micro: MicroBatch, needs: ForwardNeeds) -> ForwardOutputs:
-        """Outputs of the frozen reference policy, without a graph. All ranks."""
         ...
 
     def backward(self, loss: Tensor) -> None:
@@ -48,8 +36,4 @@ class PolicyEngine(Protocol):
     def step(self, rate_factor: float = 1.0) -> StepOutcome:
         """Apply the accumulated gradient at the scheduled rate x `rate_factor`, or refuse it. All
         ranks."""
-        ...
-
-    def gather_over_ranks(self, values: Tensor) -> list[Tensor]:
-        """The same-shaped tensor of every rank, in order of rank. All ranks."""
         ...

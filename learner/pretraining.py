@@ -47,12 +47,8 @@ class PretrainingStream:
 
         Every rank gets the same number of blocks, because a backward pass may hold a collective.
         """
-        self.blocks_per_step = settings.tokens_per_step // settings.block_tokens
-        if self.blocks_per_step % place.world_size:
-            raise ConfigError(
-                f"pretraining.tokens_per_step: makes {self.blocks_per_step} blocks a step, which "
-                f"{place.world_size} learner ranks cannot share evenly"
-            )
+        settings.check_shared(place.world_size)
+        self.blocks_per_step = settings.blocks_per_step
         self._blocks = blocks
         self._seed = seed
         self._place = place

@@ -118,6 +118,20 @@ class PretrainingSettings:
                 f"({self.block_tokens}), got {self.tokens_per_step}"
             )
 
+    @property
+    def blocks_per_step(self) -> int:
+        """Blocks of all ranks in one optimiser step."""
+        return self.tokens_per_step // self.block_tokens
+
+    def check_shared(self, ranks: int) -> None:
+        """Raise ConfigError unless the ranks can share the blocks of a step evenly."""
+        if self.blocks_per_step % ranks:
+            raise ConfigError(
+                f"pretraining.tokens_per_step = {self.tokens_per_step}: makes "
+                f"{self.blocks_per_step} blocks of {self.block_tokens} tokens, which {ranks} "
+                "learner ranks cannot share evenly"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
